@@ -1,0 +1,1 @@
+"""An engine and a bench for cross-step compute reuse in block-diffusion language models."""

@@ -1,0 +1,37 @@
+"""The registry of architectures: what a checkpoint's `architectures` entry means for the one network we have."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from stepsaver.engine.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How checkpoints of one architecture differ from each other and from the rest of the family."""
+
+    name: str  # the entry of `architectures` in config.json
+    attention_bias: bool | None  # whether q, k and v have a bias; None: config.json says so (`attention_bias`)
+    output_bias: bool  # whether the attention's output projection has a bias where q, k and v have one
+    mask_id: int | None  # the family's mask token where neither config nor tokenizer name one
+    block_size: int  # where config.json has no `bd_size`
+
+    def qkv_bias(self, config: Mapping[str, Any]) -> bool:
+        return bool(config.get("attention_bias", False)) if self.attention_bias is None else self.attention_bias
+
+
+def architectures() -> dict[str, Architecture]:
+    """Every architecture that has a file in this folder, by name."""
+    package = import_module("stepsaver.engine.models")
+    found = (import_module(f"{package.__name__}.{module.name}") for module in iter_modules(package.__path__))
+    return {module.ARCHITECTURE.name: module.ARCHITECTURE for module in found if hasattr(module, "ARCHITECTURE")}
+
+
+def architecture_named(name: str) -> Architecture:
+    known = architectures()
+    if name not in known:
+        raise unknown_name("architecture", name, known)
+    return known[name]

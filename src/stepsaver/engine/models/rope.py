@@ -1,0 +1,83 @@
+"""Rotary position embedding: the rotation of every position, with the frequency scalings that checkpoints ask for."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepsaver.engine.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Rope:
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_positions: int = 8192
+
+
+class Rotation(NamedTuple):
+    """Cosines and signed sines of some positions, ready to multiply [..., heads, head_dim]."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def parse_rope(config: Mapping[str, Any]) -> Rope:
+    """Reads `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (transformers 5)."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    theta = scaling.get("rope_theta") or config.get("rope_theta") or 10000.0
+    if kind == "default":
+        return Rope(theta=theta)
+    if kind == "linear":
+        return Rope(theta=theta, kind=kind, factor=scaling["factor"])
+    if kind == "llama3":
+        return Rope(
+            theta=theta,
+            kind=kind,
+            factor=scaling["factor"],
+            low_frequency_factor=scaling["low_freq_factor"],
+            high_frequency_factor=scaling["high_freq_factor"],
+            original_positions=scaling["original_max_position_embeddings"],
+        )
+    raise UsageError(f"rope scaling {kind!r} is not supported; known: default, linear, llama3")
+
+
+def frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """The angle per position of each pair of dimensions, in float64."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
+    angles = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return angles / rope.factor
+    if rope.kind == "llama3":
+        wavelengths = 2 * math.pi / angles
+        low, high = rope.low_frequency_factor, rope.high_frequency_factor
+        share = ((rope.original_positions / wavelengths - low) / (high - low)).clamp(0, 1)
+        return share * angles + (1 - share) * angles / rope.factor
+    return angles
+
+
+def rotation_table(rope: Rope, *, head_dim: int, positions: int, dtype: torch.dtype) -> Rotation:
+    """The rotations of positions 0 to `positions` - 1. As in the reference, the angles are products in float32."""
+    exact = dtype == torch.float64
+    angle_dtype = torch.float64 if exact else torch.float32
+    angles = torch.outer(
+        torch.arange(positions, dtype=angle_dtype, device="cpu"), frequencies(rope, head_dim).to(angle_dtype)
+    )
+    cos, sin = angles.cos(), angles.sin()
+    # [positions, 1, head_dim]; the sine carries the sign of "rotate half", so that rotating needs no negation
+    return Rotation(
+        torch.cat((cos, cos), -1).unsqueeze(1).to(dtype), torch.cat((-sin, sin), -1).unsqueeze(1).to(dtype)
+    )
+
+
+def rotate(x_NHE: Tensor, rotation: Rotation) -> Tensor:
+    """Turns each pair (i, i + head_dim / 2) by its angle."""
+    swapped = x_NHE.roll(x_NHE.shape[-1] // 2, -1)
+    return torch.addcmul(x_NHE * rotation.cos, swapped, rotation.sin)

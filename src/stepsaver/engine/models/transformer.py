@@ -1,0 +1,123 @@
+"""The network: pre-norm decoder layers whose parts return what they add to the residual stream.
+
+A layer knows neither its index nor that caches or reuse exist. Attention is split where the keys and values leave it:
+`project` gives queries, keys and values, somebody else mixes them, `finish` gives the delta. Shape letters, here and
+everywhere: N packed rows (leading dimensions in training), D hidden, H query heads, K key-value heads, E head
+dimension, F width of the MLP, V vocabulary, L rows of context.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.models.rope import Rotation, rotate, rotation_table
+
+
+class KeysValues(NamedTuple):
+    keys: Tensor
+    values: Tensor
+
+
+class Projection(NamedTuple):
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class Norm(nn.Module):
+    def __init__(self, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+        self.eps = eps
+
+    def forward(self, h_ND: Tensor) -> Tensor:
+        return F.rms_norm(h_ND, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """The attention part with its norm. One fused weight holds queries, keys and values, in this order."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.query_width = config.heads * config.head_dim
+        kv_width = config.kv_heads * config.head_dim
+        self.norm = Norm(config.hidden, config.norm_eps)
+        self.qkv = nn.Linear(config.hidden, self.query_width + 2 * kv_width, bias=config.qkv_bias)
+        self.output = nn.Linear(self.query_width, config.hidden, bias=config.output_bias)
+
+    def project(self, h_ND: Tensor, rotation: Rotation) -> Projection:
+        fused = self.qkv(self.norm(h_ND)).unflatten(-1, (-1, self.head_dim))
+        rotated = rotate(fused[..., : self.heads + self.kv_heads, :], rotation)
+        return Projection(
+            rotated[..., : self.heads, :], rotated[..., self.heads :, :], fused[..., self.heads + self.kv_heads :, :]
+        )
+
+    def project_queries(self, h_ND: Tensor, rotation: Rotation) -> Tensor:
+        return rotate(self._project_slice(h_ND, slice(None, self.query_width)), rotation)
+
+    def project_keys_values(self, h_ND: Tensor, rotation: Rotation) -> KeysValues:
+        fused = self._project_slice(h_ND, slice(self.query_width, None))
+        return KeysValues(rotate(fused[..., : self.kv_heads, :], rotation), fused[..., self.kv_heads :, :])
+
+    def finish(self, mixed_NHE: Tensor) -> Tensor:
+        return self.output(mixed_NHE.flatten(-2))
+
+    def _project_slice(self, h_ND: Tensor, part: slice) -> Tensor:
+        bias = None if self.qkv.bias is None else self.qkv.bias[part]
+        return F.linear(self.norm(h_ND), self.qkv.weight[part], bias).unflatten(-1, (-1, self.head_dim))
+
+
+class Mlp(nn.Module):
+    """The MLP part with its norm; one fused weight holds gate and up, in this order."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = Norm(config.hidden, config.norm_eps)
+        self.gate_up = nn.Linear(config.hidden, 2 * config.mlp, bias=config.mlp_bias)
+        self.down = nn.Linear(config.mlp, config.hidden, bias=config.mlp_bias)
+
+    def forward(self, h_ND: Tensor) -> Tensor:
+        gate, up = self.gate_up(self.norm(h_ND)).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.mlp = Mlp(config)
+
+
+class Transformer(nn.Module):
+    """Embedding, layers, final norm and head. Its parts are called by `forward.run_step` and by the training."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab, config.hidden)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = Norm(config.hidden, config.norm_eps)
+        self.head = nn.Linear(config.hidden, config.vocab, bias=False)
+        if config.tied:
+            self.head.weight = self.embedding.weight
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    def rotations(self, positions: int) -> Rotation:
+        """The rotation table of the first `positions` positions, on the model's device."""
+        config = self.config
+        table = rotation_table(config.rope, head_dim=config.head_dim, positions=positions, dtype=self.dtype)
+        return Rotation(table.cos.to(self.device), table.sin.to(self.device))
+
+    def logits(self, h_ND: Tensor) -> Tensor:
+        return self.head(self.norm(h_ND))
