@@ -117,6 +117,8 @@ def _files_by_tensor(folder: Path) -> dict[str, Path]:
         paths = [folder / shard for shard in shards]
         if any(path.parent != folder for path in paths):
             raise UsageError(f"{index} names files outside its folder")
+    elif (folder / "model.safetensors").exists():
+        paths = [folder / "model.safetensors"]
     else:
         paths = sorted(folder.glob("*.safetensors"))
     absent = [path.name for path in paths if not path.exists()]
