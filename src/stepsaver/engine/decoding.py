@@ -1,0 +1,51 @@
+"""How a model is decoded: the parameters of section "decoding" in every result, checked once."""
+
+from dataclasses import dataclass
+
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.models.architecture import architecture_named
+from stepsaver.engine.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Decoding:
+    block_size: int
+    sub_block_size: int
+    mask_id: int
+    stop_ids: tuple[int, ...]
+    bos_id: int | None
+    prefix_cache: bool = True
+    block_cache: bool = True
+
+
+def resolve_decoding(
+    config: ModelConfig,
+    *,
+    block_size: int | None = None,
+    sub_block_size: int | None = None,
+    mask_id: int | None = None,
+    stop_ids: tuple[int, ...] | None = None,
+    prefix_cache: bool = True,
+    block_cache: bool = True,
+) -> Decoding:
+    """Fills what the caller left open from the checkpoint's configuration and the architecture."""
+    block = config.block_size if block_size is None else block_size
+    if block < 1:
+        raise UsageError(f"block size {block} is not positive")
+    sub_block = min(8, block) if sub_block_size is None else sub_block_size
+    if sub_block < 1 or block % sub_block:
+        raise UsageError(f"sub-block size {sub_block} does not divide the block size {block}")
+    mask = next(
+        (i for i in (mask_id, config.mask_id, architecture_named(config.architecture).mask_id) if i is not None), None
+    )
+    if mask is None:
+        if block > 1:
+            raise UsageError(f"blocks of {block} rows need a mask token and this model names none; set the mask id")
+        mask = -1  # blocks of one row never hold a mask
+    elif not 0 <= mask < config.vocab:
+        raise UsageError(f"mask id {mask} is outside the vocabulary of {config.vocab}")
+    stops = config.stop_ids if stop_ids is None else stop_ids
+    for stop in stops:
+        if not 0 <= stop < config.vocab:
+            raise UsageError(f"stop id {stop} is outside the vocabulary of {config.vocab}")
+    return Decoding(block, sub_block, mask, tuple(stops), config.bos_id, prefix_cache, block_cache)

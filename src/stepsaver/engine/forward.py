@@ -1,0 +1,111 @@
+"""The loop over layers. It exists once: prefill, denoising steps and commits of several samples run through it together.
+
+The rows of all samples are packed into one matrix, so every projection is one matrix multiplication whatever state the
+samples are in. Consecutive layers that run the same rows share their index tensors (`packing.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepsaver.engine.attention import attend
+from stepsaver.engine.cache import DeltaCache, KeyValueCache
+from stepsaver.engine.models.rope import Rotation
+from stepsaver.engine.models.transformer import Layer, Transformer
+from stepsaver.engine.packing import PackedRun, Part, Step, pack_run, pack_rows, run_boundaries
+
+
+class Memory(NamedTuple):
+    """What a forward reads and writes beside its rows."""
+
+    cache: KeyValueCache
+    deltas: DeltaCache | None
+    rotations: Rotation  # of all positions
+
+
+@dataclass
+class Executed:
+    """Row-layers as the parts saw them, counted from the tensors that went in."""
+
+    attention: int = 0
+    keys_values: int = 0
+    mlp: int = 0
+    head: int = 0
+
+
+class StepOutput(NamedTuple):
+    logits: Tensor  # [rows read, V], sample by sample, in row order
+    executed: Executed
+
+
+@torch.inference_mode()
+def run_step(model: Transformer, memory: Memory, steps: Sequence[Step]) -> StepOutput:
+    """Runs the plans of several samples through all layers."""
+    executed = Executed()
+    rows = pack_rows(steps, memory.cache.capacity, model.device)
+    rotation = Rotation(memory.rotations.cos[rows.positions], memory.rotations.sin[rows.positions])
+    h_ND = model.embedding(rows.tokens)
+    for first, last in run_boundaries(steps):
+        run = pack_run(steps, first, rows=rows, rotation=rotation, deltas=memory.deltas)
+        for index in range(first, last):
+            layer = model.layers[index]
+            assert isinstance(layer, Layer)
+            h_ND = _run_layer(layer, index, h_ND, run, memory, executed)
+    executed.head += h_ND.shape[0]
+    return StepOutput(model.logits(h_ND), executed)
+
+
+def _run_layer(
+    layer: Layer, index: int, h_ND: Tensor, run: PackedRun, memory: Memory, executed: Executed
+) -> Tensor:
+    """One layer: rewrite keys and values, mix, add the deltas that ran and those that are reused."""
+    queries = None
+    if run.is_fused:
+        queries, keys, values = layer.attention.project(h_ND, run.query_rotation)
+        memory.cache.write(index, run.cache_index, keys, values)
+        executed.keys_values += h_ND.shape[0]
+    else:
+        if run.keys_values.count:
+            chosen = run.keys_values.select(h_ND)
+            memory.cache.write(
+                index, run.cache_index, *layer.attention.project_keys_values(chosen, run.keys_values_rotation)
+            )
+            executed.keys_values += chosen.shape[0]
+        if run.queries.count:
+            queries = layer.attention.project_queries(run.queries.select(h_ND), run.query_rotation)
+        if run.kept is not None:
+            h_ND = h_ND[run.kept]
+    deltas = None if memory.deltas is None else memory.deltas.by_layer.get(index)
+    delta = None
+    if queries is not None:
+        delta = layer.attention.finish(attend(queries, memory.cache, index, run.segments))
+        executed.attention += delta.shape[0]
+    _add(h_ND, delta, run.attention, None if deltas is None else deltas.attention)
+    delta = None
+    if run.mlp.ran.count:
+        chosen = run.mlp.ran.select(h_ND)
+        delta = layer.mlp(chosen)
+        executed.mlp += chosen.shape[0]
+    _add(h_ND, delta, run.mlp, None if deltas is None else deltas.mlp)
+    return h_ND
+
+
+def _add(h_ND: Tensor, delta: Tensor | None, part: Part, stored: Tensor | None) -> None:
+    """Adds a part's delta to the rows that ran and, from the cache, to those that did not; keeps what ran."""
+    if delta is not None:
+        if part.ran.index is None:
+            h_ND += delta
+        else:
+            h_ND.index_add_(0, part.ran.index, delta)
+        if stored is not None:
+            stored.index_copy_(0, part.ran_delta_index, delta)
+    if part.reused.count:
+        assert stored is not None, "a plan reuses a layer whose deltas nobody keeps"
+        cached = stored[part.reused_delta_index]
+        if part.reused.index is None:
+            h_ND += cached
+        else:
+            h_ND.index_add_(0, part.reused.index, cached)

@@ -1,0 +1,183 @@
+"""From the plans of several samples to index tensors over their packed rows."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stepsaver.engine.attention import Segment, block_causal_mask
+from stepsaver.engine.cache import DeltaCache
+from stepsaver.engine.models.rope import Rotation
+from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.rows import Rows, row_index
+
+Index = NDArray[np.int64]
+
+
+class Step(NamedTuple):
+    """One sample's share of a forward: the tokens from position `start` on, and the plan for them."""
+
+    slot: int
+    start: int
+    tokens: Index
+    block_size: int
+    plan: StepPlan
+
+
+class PackedRows(NamedTuple):
+    """The windows of all samples, one behind the other."""
+
+    tokens: Tensor
+    positions: Tensor
+    cache_index: Tensor
+    offsets: tuple[int, ...]  # where each sample's rows begin
+    count: int
+    masks: tuple[Tensor | None, ...]  # per sample, for a prefill of several blocks
+
+
+class Subset(NamedTuple):
+    """Some of a sequence of rows."""
+
+    index: Tensor | None  # None: all of them
+    count: int
+
+    def select(self, rows: Tensor) -> Tensor:
+        return rows if self.index is None else rows[self.index]
+
+
+class Part(NamedTuple):
+    """The rows of one part among those that go on: which ran, which take their delta from the cache."""
+
+    ran: Subset
+    reused: Subset
+    ran_delta_index: Tensor
+    reused_delta_index: Tensor
+
+
+class PackedRun(NamedTuple):
+    """What consecutive layers that run the same rows share."""
+
+    is_fused: bool  # queries, keys and values of all rows: one projection
+    keys_values: Subset
+    keys_values_rotation: Rotation
+    cache_index: Tensor
+    queries: Subset
+    query_rotation: Rotation
+    segments: tuple[Segment, ...]
+    kept: Tensor | None  # the rows that go on behind the keys and values; None: all
+    attention: Part
+    mlp: Part
+
+
+def pack_rows(steps: Sequence[Step], capacity: int, device: torch.device) -> PackedRows:
+    windows = [row_index(step.plan.window) for step in steps]
+    tokens = np.concatenate([step.tokens[window] for step, window in zip(steps, windows, strict=True)])
+    positions = np.concatenate([step.start + window for step, window in zip(steps, windows, strict=True)])
+    slots = np.repeat([step.slot for step in steps], [len(window) for window in windows])
+    ends = np.cumsum([len(window) for window in windows])
+    return PackedRows(
+        tokens=_tensor(tokens, device),
+        positions=_tensor(positions, device),
+        cache_index=_tensor(slots * capacity + positions, device),
+        offsets=(0, *ends[:-1].tolist()),
+        count=int(ends[-1]),
+        masks=tuple(_mask(step, device) for step in steps),
+    )
+
+
+def run_boundaries(steps: Sequence[Step]) -> list[tuple[int, int]]:
+    """Runs of layers, first to last - 1, in which no sample's rows change."""
+    firsts = sorted({run.first for step in steps for run in step.plan.runs})
+    return list(zip(firsts, [*firsts[1:], len(steps[0].plan.layers)], strict=True))
+
+
+def pack_run(
+    steps: Sequence[Step], layer: int, *, rows: PackedRows, rotation: Rotation, deltas: DeltaCache | None
+) -> PackedRun:
+    """The index tensors of the run of layers that begins with `layer`."""
+    device = rows.tokens.device
+    windows = [step.plan.window for step in steps]
+    kept = [step.plan.carried(layer) for step in steps]
+    attention = [step.plan.layers[layer].attention for step in steps]
+    keys_values = [step.plan.layers[layer].keys_values for step in steps]
+    mlp = [step.plan.layers[layer].mlp for step in steps]
+    written = _subset(keys_values, windows, device)
+    queries = _subset(attention, windows, device)
+    kept_rows = _subset(kept, windows, device)
+    return PackedRun(
+        is_fused=written.index is None and queries.index is None and kept_rows.index is None,
+        keys_values=written,
+        keys_values_rotation=_rotation_of(written, rotation),
+        cache_index=written.select(rows.cache_index),
+        queries=queries,
+        query_rotation=_rotation_of(queries, rotation),
+        segments=_segments(steps, attention, rows.masks),
+        kept=kept_rows.index,
+        attention=_part(steps, attention, kept, deltas, device),
+        mlp=_part(steps, mlp, kept, deltas, device),
+    )
+
+
+def _part(
+    steps: Sequence[Step], ran: list[Rows], kept: list[Rows], deltas: DeltaCache | None, device: torch.device
+) -> Part:
+    reused = [keep & ~run for keep, run in zip(kept, ran, strict=True)]
+    return Part(
+        ran=_subset(ran, kept, device),
+        reused=_subset(reused, kept, device),
+        ran_delta_index=_delta_index(steps, ran, deltas, device),
+        reused_delta_index=_delta_index(steps, reused, deltas, device),
+    )
+
+
+def _subset(parts: list[Rows], wholes: list[Rows], device: torch.device) -> Subset:
+    """Where the rows of each part lie in the sequence of all rows of the wholes."""
+    count = sum(part.bit_count() for part in parts)
+    if parts == wholes:
+        return Subset(None, count)
+    places: list[Index] = []
+    offset = 0
+    for part, whole in zip(parts, wholes, strict=True):
+        if part:
+            places.append(offset + np.searchsorted(row_index(whole), row_index(part)))
+        offset += whole.bit_count()
+    return Subset(_tensor(np.concatenate(places) if places else np.empty(0, dtype=np.int64), device), count)
+
+
+def _rotation_of(subset: Subset, rotation: Rotation) -> Rotation:
+    return Rotation(subset.select(rotation.cos), subset.select(rotation.sin))
+
+
+def _delta_index(
+    steps: Sequence[Step], parts: list[Rows], deltas: DeltaCache | None, device: torch.device
+) -> Tensor:
+    if deltas is None:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    index = [step.slot * deltas.block_size + row_index(part) for step, part in zip(steps, parts, strict=True)]
+    return _tensor(np.concatenate(index), device)
+
+
+def _segments(steps: Sequence[Step], queries: list[Rows], masks: tuple[Tensor | None, ...]) -> tuple[Segment, ...]:
+    segments: list[Segment] = []
+    start = 0
+    for step, rows, mask in zip(steps, queries, masks, strict=True):
+        count = rows.bit_count()
+        if count:
+            chosen = mask if mask is None or rows == step.plan.window else mask[torch.from_numpy(row_index(rows).copy())]
+            segments.append(Segment(start, start + count, step.slot, step.start + len(step.tokens), chosen))
+        start += count
+    return tuple(segments)
+
+
+def _mask(step: Step, device: torch.device) -> Tensor | None:
+    rows = len(step.tokens)
+    if rows == step.block_size:  # one block: every row sees every other one
+        return None
+    return block_causal_mask(step.start, rows, block_size=step.block_size, device=device)
+
+
+def _tensor(array: Index, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)

@@ -1,0 +1,55 @@
+"""Sets of rows as bit masks: bit r stands for row r. Hashable, tensor-free, and inclusion is one operation."""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = int
+
+NO_ROWS: Rows = 0
+
+
+def rows_between(start: int, stop: int) -> Rows:
+    """Rows start to stop - 1."""
+    return (1 << stop) - (1 << start)
+
+
+def row_set(rows: "NDArray[np.bool_]") -> Rows:
+    """The set of the rows at which a boolean array is true."""
+    return int.from_bytes(np.packbits(rows, bitorder="little").tobytes(), "little")
+
+
+@lru_cache(maxsize=65536)
+def row_list(rows: Rows) -> tuple[int, ...]:
+    """The rows of a set in ascending order."""
+    return tuple(row for row in range(rows.bit_length()) if rows >> row & 1)
+
+
+@lru_cache(maxsize=65536)
+def row_index(rows: Rows) -> "NDArray[np.int64]":
+    """The rows of a set as an index array. Shared between callers, so read-only."""
+    index = np.array(row_list(rows), dtype=np.int64)
+    index.flags.writeable = False
+    return index
+
+
+def first_row(rows: Rows) -> int:
+    """The lowest row of a set, which must not be empty."""
+    assert rows, "an empty set has no first row"
+    return (rows & -rows).bit_length() - 1
+
+
+def is_subset(part: Rows, whole: Rows) -> bool:
+    return part & ~whole == 0
+
+
+def describe(rows: Rows) -> str:
+    """The set as ranges: `8-15,20`."""
+    ranges: list[str] = []
+    while rows:
+        start = first_row(rows)
+        stop = start + first_row(~(rows >> start))
+        ranges.append(str(start) if stop == start + 1 else f"{start}-{stop - 1}")
+        rows &= ~rows_between(start, stop)
+    return ",".join(ranges) or "none"

@@ -1,0 +1,96 @@
+"""From logits to proposals: a token for each row that was read, and how sure the model is of it.
+
+The mask token is never proposed; the softmax normaliser keeps it, as in the reference.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stepsaver.engine.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Greedy at temperature 0; else a draw from the tempered nucleus."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise UsageError(f"temperature {self.temperature} is negative")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top-p {self.top_p} is outside (0, 1]")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+
+class Proposals(NamedTuple):
+    tokens: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+
+
+class NonFiniteLogits(ArithmeticError):
+    """Logits with NaN or an infinity; `row` counts the rows that were read."""
+
+    def __init__(self, row: int, message: str = "logits are not finite") -> None:
+        super().__init__(message)
+        self.row = row
+
+
+def uniform(seed: int, key: bytes, position: int, step: int) -> float:
+    """A number in [0, 1) that depends on these four and nothing else, so a text does not depend on its batch."""
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, position, step) + key, digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
+
+
+@torch.inference_mode()
+def propose(logits_NV: Tensor, *, mask_id: int, sampling: Sampling, uniforms: list[float]) -> Proposals:
+    """The proposals of all rows with one transfer to the host."""
+    logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
+    low, high = logits_NV.aminmax(dim=-1)
+    normaliser = logits_NV.logsumexp(-1)
+    if sampling.is_greedy:
+        tokens, confidence = _most_likely(logits_NV, normaliser, mask_id)
+    else:
+        tokens, confidence = _draw(logits_NV, mask_id, sampling, uniforms)
+    finite = torch.isfinite(high - low)
+    host = torch.stack((tokens.double(), confidence.double(), finite.double())).cpu().numpy()
+    if not host[2].all():
+        raise NonFiniteLogits(int(np.argmin(host[2])))
+    return Proposals(host[0].astype(np.int64), host[1])
+
+
+def _most_likely(logits_NV: Tensor, normaliser_N: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+    if mask_id >= 0:
+        logits_NV[:, mask_id] = -torch.inf
+    best, tokens = logits_NV.max(-1)
+    return tokens, (best - normaliser_N).exp()
+
+
+def _draw(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: list[float]) -> tuple[Tensor, Tensor]:
+    """Draws from the nucleus by the inverse of its distribution function.
+
+    The nucleus is that of all tokens, the mask included, and renormalised as such; the draw is among the others, so a
+    row whose nucleus is mostly mask has a low confidence. If the nucleus holds the mask alone, the best other token.
+    """
+    probabilities, order = (logits_NV.double() / sampling.temperature).softmax(-1).sort(-1, descending=True)
+    nucleus = torch.where(probabilities.cumsum(-1) - probabilities < sampling.top_p, probabilities, 0.0)
+    nucleus = nucleus / nucleus.sum(-1, keepdim=True)
+    allowed = torch.where(order == mask_id, 0.0, nucleus)
+    only_mask = allowed.sum(-1, keepdim=True) == 0
+    allowed = torch.where(only_mask, torch.where(order == mask_id, 0.0, probabilities), allowed)
+    steps = allowed.cumsum(-1)
+    targets = torch.tensor(uniforms, dtype=torch.float64).to(steps.device, non_blocking=True)[:, None] * steps[:, -1:]
+    place = torch.searchsorted(steps, targets, right=True).clamp_max(steps.shape[-1] - 1)
+    return order.gather(-1, place)[:, 0], allowed.gather(-1, place)[:, 0]

@@ -1,0 +1,151 @@
+"""A sample while it is decoded. All of it lives on the host; tensors live in the caches."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.rows import NO_ROWS, Rows, first_row, row_index, rows_between
+from stepsaver.engine.trace import SampleStep
+
+Finish = Literal["stop", "length"]
+NEVER = -1  # the stamp of a row that was not computed in this block yet
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caller asks for: a prompt of at least one token, and how far to go."""
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    key: bytes
+
+    @property
+    def end(self) -> int:
+        """The first position that is not generated any more."""
+        return len(self.prompt) + self.max_new_tokens
+
+
+def request_key(prompt: tuple[int, ...], identity: str | None) -> bytes:
+    """What a sample's random numbers depend on: its id if it has one, else its prompt. Never its place in a batch."""
+    text = f"id:{identity}" if identity is not None else "prompt:" + ",".join(map(str, prompt))
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+class Ending(NamedTuple):
+    finish: Finish
+    position: int  # the first position behind the text
+
+
+class Stamps(NamedTuple):
+    """Per layer and row, the token that the row had when this was last computed."""
+
+    attention: NDArray[np.int64]
+    keys_values: NDArray[np.int64]
+    mlp: NDArray[np.int64]
+
+
+class Ages(NamedTuple):
+    """Per layer and row, how many steps in a row the part's delta has been reused."""
+
+    attention: NDArray[np.int64]
+    mlp: NDArray[np.int64]
+
+
+@dataclass
+class BlockState:
+    """The block being decoded: its tokens, which rows are still masked, and what its caches were computed with."""
+
+    start: int  # absolute position of row 0
+    tokens: NDArray[np.int64]
+    masked: Rows
+    sealed: Rows  # masked rows that nobody will reveal: those behind a continuation that is scored
+    stamps: Stamps
+    ages: Ages
+    proposed: NDArray[np.int64]  # per row, the last token proposed for it
+    confidence: NDArray[np.float64]  # and how sure the model was; NaN where no step has computed it
+    steps: int = 0  # denoising steps so far, full, sub and reused
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def known(self) -> int:
+        """How many rows from the first on are no longer masked."""
+        return first_row(self.masked) if self.masked else self.size
+
+    def reveal(self, rows: Rows, tokens: NDArray[np.int64]) -> None:
+        assert rows & ~self.masked == NO_ROWS, "a row is revealed once"
+        self.tokens[row_index(rows)] = tokens
+        self.masked &= ~rows
+
+    def record_run(self, plan: StepPlan) -> None:
+        """Stamps what a plan computed and ages what it reused."""
+        for first, last, rows in plan.runs:
+            for stamps, ran in zip(self.stamps, rows, strict=True):
+                index = row_index(ran)
+                stamps[first:last, index] = self.tokens[index]
+            for ages, ran in zip(self.ages, (rows.attention, rows.mlp), strict=True):
+                reused = row_index(plan.carried(last - 1) & ~ran)
+                if len(reused):
+                    ages[first:last, reused] += 1
+                ages[first:last, row_index(ran)] = 0
+
+
+def new_block(start: int, given: tuple[int, ...], *, decoding: Decoding, layers: int) -> BlockState:
+    """A block that opens with given tokens; the rest is masked."""
+    size = decoding.block_size
+    tokens = np.full(size, decoding.mask_id, dtype=np.int64)
+    tokens[: len(given)] = given
+    stamps = np.full((3, layers, size), NEVER, dtype=np.int64)
+    ages = np.zeros((2, layers, size), dtype=np.int64)
+    return BlockState(
+        start=start,
+        tokens=tokens,
+        masked=rows_between(len(given), size),
+        sealed=NO_ROWS,
+        stamps=Stamps(*stamps),
+        ages=Ages(*ages),
+        proposed=np.full(size, decoding.mask_id, dtype=np.int64),
+        confidence=np.full(size, np.nan),
+    )
+
+
+@dataclass
+class Sample:
+    """A request on its way through the batch."""
+
+    index: int
+    request: Request
+    slot: int
+    context: list[int]  # the tokens before the current block: whole blocks, in the prefix cache
+    block: BlockState
+    ending: Ending | None = None
+    steps: list[SampleStep] = field(default_factory=list)  # what was executed for it, in order
+
+    @property
+    def is_finished(self) -> bool:
+        return self.ending is not None
+
+    @property
+    def generated(self) -> list[int]:
+        """The generated tokens that nothing can change any more, the stop token included."""
+        tokens = self.context + self.block.tokens[: self.block.known].tolist()
+        stop = self.request.end if self.ending is None else self.ending.position
+        return tokens[len(self.request.prompt) : stop]
+
+
+def ending_of(sample: Sample, stop_ids: tuple[int, ...]) -> Ending | None:
+    """Where and why the sample ends, if it does: nothing behind a stop token or the limit can change its text."""
+    block = sample.block
+    first_generated = max(0, len(sample.request.prompt) - block.start)
+    limit = sample.request.end - block.start
+    for row in range(first_generated, min(block.known, limit)):
+        if block.tokens[row] in stop_ids:
+            return Ending("stop", block.start + row + 1)
+    return Ending("length", sample.request.end) if block.known >= limit else None

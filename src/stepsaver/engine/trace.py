@@ -1,0 +1,89 @@
+"""What was executed. One record per forward with an entry per sample; every figure of cost and speed is a sum of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from stepsaver.engine.plan import Kind, StepPlan
+from stepsaver.engine.rows import first_row
+
+
+class SampleStep(NamedTuple):
+    """One sample's share of a forward. Row-layers are rows summed over layers."""
+
+    sample: int
+    kind: Kind
+    rows: int
+    first_row: int | None  # of a sub-block step, counted within its block
+    context: int  # rows of context that its attention saw, the block included
+    attention_run: int
+    attention_reused: int
+    keys_values_run: int
+    mlp_run: int
+    mlp_reused: int
+    head_rows: int
+    revealed: int  # rows that became tokens
+    recomputed_context: int = 0  # rows of context run again because the prefix cache is off
+
+
+class ForwardRecord(NamedTuple):
+    seconds: float  # planning, forward and choices
+    forward_seconds: float
+    entries: tuple[SampleStep, ...]
+    waiting: int  # samples that had no place in the batch
+
+
+@dataclass
+class Trace:
+    """The records of a run, in order."""
+
+    records: list[ForwardRecord] = field(default_factory=list)
+    tokens_generated: int = 0
+    samples: int = 0
+    cache_bytes: int = 0
+    places: int = 0
+
+    @property
+    def entries(self) -> Iterator[SampleStep]:
+        return (entry for record in self.records for entry in record.entries)
+
+    @property
+    def decode_seconds(self) -> float:
+        """All forwards and choices, prefill included; no loading, no warm-up, no tokenization."""
+        return sum(record.seconds for record in self.records)
+
+    @property
+    def prefill_seconds(self) -> float:
+        return sum(record.seconds for record in self.records if _is_prefill(record))
+
+    @property
+    def forwards(self) -> int:
+        return sum(any(entry.rows for entry in record.entries) for record in self.records)
+
+    @property
+    def places_filled(self) -> float:
+        """The share of the batch's places that were in use while samples waited."""
+        busy = [len(r.entries) for r in self.records if r.waiting and not _is_prefill(r)]
+        return sum(busy) / (len(busy) * self.places) if busy else 1.0
+
+
+def _is_prefill(record: ForwardRecord) -> bool:
+    return bool(record.entries) and record.entries[0].kind == "prefill"
+
+
+def sample_step(sample: int, plan: StepPlan, *, context: int, revealed: int, recomputed_context: int) -> SampleStep:
+    return SampleStep(
+        sample=sample,
+        kind=plan.kind,
+        rows=plan.rows,
+        first_row=first_row(plan.window) if plan.kind == "sub" else None,
+        context=context,
+        attention_run=plan.attention_run,
+        attention_reused=plan.attention_reused,
+        keys_values_run=plan.keys_values_run,
+        mlp_run=plan.mlp_run,
+        mlp_reused=plan.mlp_reused,
+        head_rows=plan.reads.bit_count(),
+        revealed=revealed,
+        recomputed_context=recomputed_context,
+    )

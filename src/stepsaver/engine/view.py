@@ -1,0 +1,61 @@
+"""What a rule and a policy may see of a sample before its next step."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepsaver.engine.rows import Rows, first_row, row_set, rows_between
+from stepsaver.engine.state import Ages, BlockState, Stamps
+
+
+@dataclass(frozen=True)
+class StepView:
+    """The state of one block before a step. Arrays are the block's own: read, never write."""
+
+    layers: int
+    sub_block_size: int
+    block_cache: bool
+    step: int  # denoising steps of this block so far
+    tokens: NDArray[np.int64]
+    masked: Rows
+    sealed: Rows
+    stamps: Stamps
+    ages: Ages
+    confidence: NDArray[np.float64]
+
+    @property
+    def block_size(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def sub_block(self) -> Rows:
+        """The sub-block being decoded: the first one with a row to reveal."""
+        start = first_row(self.masked & ~self.sealed) // self.sub_block_size * self.sub_block_size
+        return rows_between(start, start + self.sub_block_size)
+
+    @cached_property
+    def candidates(self) -> Rows:
+        """The masked rows of the sub-block: those a step may reveal."""
+        return self.sub_block & self.masked & ~self.sealed
+
+    @cached_property
+    def changed(self) -> Rows:
+        """Rows whose token differs from the one that their keys and values were computed with, in any layer."""
+        return row_set((self.stamps.keys_values != self.tokens).any(axis=0))
+
+
+def step_view(block: BlockState, *, layers: int, sub_block_size: int, block_cache: bool) -> StepView:
+    return StepView(
+        layers=layers,
+        sub_block_size=sub_block_size,
+        block_cache=block_cache,
+        step=block.steps,
+        tokens=block.tokens,
+        masked=block.masked,
+        sealed=block.sealed,
+        stamps=block.stamps,
+        ages=block.ages,
+        confidence=block.confidence,
+    )
