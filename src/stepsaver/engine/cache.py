@@ -42,7 +42,7 @@ class PartDeltas(NamedTuple):
 
 
 class DeltaCache:
-    """Per layer and part, the delta of each row of each slot's block. Only layers that a rule may reuse have a place."""
+    """Per layer and part, the delta of each row of each slot's block. Only layers that a rule may reuse have one."""
 
     def __init__(
         self,

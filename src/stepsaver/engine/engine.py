@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.decode.policy import DecodePolicy
 from stepsaver.engine.decode.threshold import Threshold
+from stepsaver.engine.decoder import Decoder, StepEvent
 from stepsaver.engine.decoding import Decoding, resolve_decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Memory
-from stepsaver.engine.generate import Decoder, StepEvent, decode
+from stepsaver.engine.generate import decode
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.reuse.rule import ReuseRule
 from stepsaver.engine.sampling import Sampling
@@ -28,7 +28,8 @@ class Prompt:
     identity: str | None = None
 
 
-class Completion(NamedTuple):
+@dataclass(frozen=True)
+class Completion:
     """A finished sample: `index` counts the prompts, `ids` are the generated tokens with the stop token."""
 
     index: int
@@ -73,7 +74,9 @@ class Engine:
         tokens so far and may end the sample; `trace` is filled with a record per forward.
         """
         requests = [self._request(place, prompt, max_new_tokens) for place, prompt in enumerate(prompts)]
-        return self._decode(requests, sampling or Sampling(), trace if trace is not None else Trace(), on_step, finished)
+        return self._decode(
+            requests, sampling or Sampling(), trace if trace is not None else Trace(), on_step, finished
+        )
 
     def _decode(
         self,

@@ -1,4 +1,4 @@
-"""The loop over layers. It exists once: prefill, denoising steps and commits of several samples run through it together.
+"""The loop over layers. It exists once: prefill, denoising steps and commits of several samples run through it.
 
 The rows of all samples are packed into one matrix, so every projection is one matrix multiplication whatever state the
 samples are in. Consecutive layers that run the same rows share their index tensors (`packing.py`).
@@ -15,7 +15,7 @@ from stepsaver.engine.attention import attend
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Layer, Transformer
-from stepsaver.engine.packing import PackedRun, Part, Step, pack_run, pack_rows, run_boundaries
+from stepsaver.engine.packing import PackedRun, Part, Step, pack_rows, pack_run, run_boundaries
 
 
 class Memory(NamedTuple):
@@ -28,12 +28,27 @@ class Memory(NamedTuple):
 
 @dataclass
 class Executed:
-    """Row-layers as the parts saw them, counted from the tensors that went in."""
+    """What the parts did, counted from the tensors that went in: row-layers, and layers that ran at all."""
 
     attention: int = 0
     keys_values: int = 0
     mlp: int = 0
     head: int = 0
+    attention_layers: int = 0
+    keys_values_layers: int = 0
+    mlp_layers: int = 0
+
+    def count_attention(self, rows: int) -> None:
+        self.attention += rows
+        self.attention_layers += 1
+
+    def count_keys_values(self, rows: int) -> None:
+        self.keys_values += rows
+        self.keys_values_layers += 1
+
+    def count_mlp(self, rows: int) -> None:
+        self.mlp += rows
+        self.mlp_layers += 1
 
 
 class StepOutput(NamedTuple):
@@ -58,23 +73,21 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step]) -> StepO
     return StepOutput(model.logits(h_ND), executed)
 
 
-def _run_layer(
-    layer: Layer, index: int, h_ND: Tensor, run: PackedRun, memory: Memory, executed: Executed
-) -> Tensor:
+def _run_layer(layer: Layer, index: int, h_ND: Tensor, run: PackedRun, memory: Memory, executed: Executed) -> Tensor:
     """One layer: rewrite keys and values, mix, add the deltas that ran and those that are reused."""
     queries = None
     if run.is_fused:
         queries, keys, values = layer.attention.project(h_ND, run.query_rotation)
         memory.cache.write(index, run.cache_index, keys, values)
-        executed.keys_values += h_ND.shape[0]
+        executed.count_keys_values(h_ND.shape[0])
     else:
-        if run.keys_values.count:
+        if run.keys_values.size:
             chosen = run.keys_values.select(h_ND)
             memory.cache.write(
                 index, run.cache_index, *layer.attention.project_keys_values(chosen, run.keys_values_rotation)
             )
-            executed.keys_values += chosen.shape[0]
-        if run.queries.count:
+            executed.count_keys_values(chosen.shape[0])
+        if run.queries.size:
             queries = layer.attention.project_queries(run.queries.select(h_ND), run.query_rotation)
         if run.kept is not None:
             h_ND = h_ND[run.kept]
@@ -82,13 +95,13 @@ def _run_layer(
     delta = None
     if queries is not None:
         delta = layer.attention.finish(attend(queries, memory.cache, index, run.segments))
-        executed.attention += delta.shape[0]
+        executed.count_attention(delta.shape[0])
     _add(h_ND, delta, run.attention, None if deltas is None else deltas.attention)
     delta = None
-    if run.mlp.ran.count:
+    if run.mlp.ran.size:
         chosen = run.mlp.ran.select(h_ND)
         delta = layer.mlp(chosen)
-        executed.mlp += chosen.shape[0]
+        executed.count_mlp(chosen.shape[0])
     _add(h_ND, delta, run.mlp, None if deltas is None else deltas.mlp)
     return h_ND
 
@@ -96,16 +109,16 @@ def _run_layer(
 def _add(h_ND: Tensor, delta: Tensor | None, part: Part, stored: Tensor | None) -> None:
     """Adds a part's delta to the rows that ran and, from the cache, to those that did not; keeps what ran."""
     if delta is not None:
-        if part.ran.index is None:
+        if part.ran.places is None:
             h_ND += delta
         else:
-            h_ND.index_add_(0, part.ran.index, delta)
+            h_ND.index_add_(0, part.ran.places, delta)
         if stored is not None:
             stored.index_copy_(0, part.ran_delta_index, delta)
-    if part.reused.count:
+    if part.reused.size:
         assert stored is not None, "a plan reuses a layer whose deltas nobody keeps"
         cached = stored[part.reused_delta_index]
-        if part.reused.index is None:
+        if part.reused.places is None:
             h_ND += cached
         else:
-            h_ND.index_add_(0, part.reused.index, cached)
+            h_ND.index_add_(0, part.reused.places, cached)

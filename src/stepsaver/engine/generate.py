@@ -5,54 +5,23 @@ or the commit of a finished block), one forward runs all of them, and finished s
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stepsaver.engine.decode.policy import Candidates, DecodePolicy
-from stepsaver.engine.decoding import Decoding
-from stepsaver.engine.forward import Memory, run_step
-from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.decode.policy import Candidates
+from stepsaver.engine.decoder import Decoder, Executions, StepEvent, execute
 from stepsaver.engine.packing import Step
-from stepsaver.engine.plan import StepPlan, commit_plan, prefill_plan
-from stepsaver.engine.reuse.rule import ReuseRule, plan_step
+from stepsaver.engine.plan import commit_plan, prefill_plan
+from stepsaver.engine.reuse.rule import plan_step
 from stepsaver.engine.rows import row_index, row_list
-from stepsaver.engine.sampling import NonFiniteLogits, Proposals, Sampling, propose, uniform
+from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import BlockState, Ending, Request, Sample, ending_of, new_block
 from stepsaver.engine.trace import ForwardRecord, Trace, sample_step
 from stepsaver.engine.view import StepView, step_view
 
 PREFILL_ROWS = 2048  # of one forward; bounds its memory, longer prompts take several
-
-
-class StepEvent(NamedTuple):
-    """What one sample's step did, for those who watch."""
-
-    sample: Sample
-    plan: StepPlan
-    tokens: NDArray[np.int64]  # of the block, before the step
-    proposed: NDArray[np.int64]
-    confidence: NDArray[np.float64]
-    revealed: int
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """Everything that stays the same while a batch is decoded."""
-
-    model: Transformer
-    memory: Memory
-    decoding: Decoding
-    policy: DecodePolicy
-    rules: tuple[ReuseRule, ...]
-    sampling: Sampling
-    slots: int
-    on_step: Callable[[StepEvent], None] | None = None
-    finished: Callable[[list[int]], bool] | None = None
 
 
 def decode(decoder: Decoder, requests: Iterable[Request], trace: Trace) -> Iterator[Sample]:
@@ -112,12 +81,12 @@ def _prefill(decoder: Decoder, samples: list[Sample], trace: Trace, *, waiting: 
             room -= stop - start
             if stop < len(sample.context):
                 todo.appendleft((sample, stop))
-        proposals, forward_seconds = _forward(decoder, members, steps)
-        for sample, step, proposed in zip(members, steps, proposals, strict=True):
+        executions = execute(decoder, members, steps)
+        for sample, step, proposed in zip(members, steps, executions.proposals, strict=True):
+            _enter(decoder, sample, step, revealed=step.plan.reads.bit_count())
             if step.plan.reads:
                 _open_block(decoder, sample, int(proposed.tokens[0]))
-            _enter(decoder, sample, step, revealed=step.plan.reads.bit_count())
-        _record(trace, members, started, forward_seconds, waiting)
+        _record(trace, members, executions, started=started, waiting=waiting)
 
 
 def _needs_prefill(decoder: Decoder, sample: Sample) -> bool:
@@ -140,10 +109,13 @@ def _tick(decoder: Decoder, samples: list[Sample], trace: Trace, *, waiting: int
     started = perf_counter()
     views = [_view(decoder, sample.block) for sample in samples]
     steps = [_plan(decoder, sample, view) for sample, view in zip(samples, views, strict=True)]
-    proposals, forward_seconds = _forward(decoder, samples, steps)
-    for sample, view, step, proposed in zip(samples, views, steps, proposals, strict=True):
-        _advance(decoder, sample, view, step, proposed)
-    _record(trace, samples, started, forward_seconds, waiting)
+    executions = execute(decoder, samples, steps)
+    for sample, view, step, proposed in zip(samples, views, steps, executions.proposals, strict=True):
+        if step.plan.kind == "commit":
+            _move_on(decoder, sample, step, proposed)
+        else:
+            _reveal(decoder, sample, view, step, proposed)
+    _record(trace, samples, executions, started=started, waiting=waiting)
 
 
 def _view(decoder: Decoder, block: BlockState) -> StepView:
@@ -165,75 +137,16 @@ def _plan(decoder: Decoder, sample: Sample, view: StepView) -> Step:
     return Step(sample.slot, block.start, block.tokens, block.size, plan)
 
 
-def _forward(decoder: Decoder, samples: list[Sample], steps: list[Step]) -> tuple[list[Proposals], float]:
-    """Runs all plans that are not empty. Returns each sample's proposals for the rows it reads."""
-    started = perf_counter()
-    running = [step for step in steps if not step.plan.is_empty]
-    reads = [step.plan.reads.bit_count() for step in steps]
-    if not running:
-        return [_NOTHING for _ in steps], 0.0
-    if not decoder.decoding.prefix_cache:
-        _recompute_context(decoder, samples, steps)
-    memory = decoder.memory
-    if running[0].plan.kind == "prefill":
-        memory = memory._replace(deltas=None)
-    logits, executed = run_step(decoder.model, memory, running)
-    assert executed.attention == sum(step.plan.attention_run for step in running), "row-layers differ from the plan"
-    assert executed.mlp == sum(step.plan.mlp_run for step in running), "row-layers differ from the plan"
-    uniforms = [] if decoder.sampling.is_greedy else _uniforms(decoder, samples, steps)
-    try:
-        proposals = propose(
-            logits, mask_id=decoder.decoding.mask_id, sampling=decoder.sampling, uniforms=uniforms
-        )
-    except NonFiniteLogits as error:
-        raise _named(error, samples, steps, reads) from None
-    ends = np.cumsum(reads)[:-1]
-    split = zip(np.split(proposals.tokens, ends), np.split(proposals.confidence, ends), strict=True)
-    return [Proposals(*each) for each in split], perf_counter() - started
+def _move_on(decoder: Decoder, sample: Sample, step: Step, proposed: Proposals) -> None:
+    """Behind a commit the block is context, and its last row predicts the first token of the next one."""
+    _enter(decoder, sample, step, revealed=1)
+    sample.context += sample.block.tokens.tolist()
+    _open_block(decoder, sample, int(proposed.tokens[0]))
 
 
-_NOTHING = Proposals(np.empty(0, dtype=np.int64), np.empty(0))
-
-
-def _recompute_context(decoder: Decoder, samples: list[Sample], steps: list[Step]) -> None:
-    """Without a prefix cache every forward runs the context again."""
-    for sample, step in zip(samples, steps, strict=True):
-        if step.plan.is_empty or step.plan.kind == "prefill" or not sample.context:
-            continue
-        whole = _context_step(decoder, sample, 0, len(sample.context))
-        plan = prefill_plan(len(sample.context), reads_last=False, layers=decoder.model.config.layers)
-        run_step(decoder.model, decoder.memory._replace(deltas=None), [whole._replace(plan=plan)])
-
-
-def _uniforms(decoder: Decoder, samples: list[Sample], steps: list[Step]) -> list[float]:
-    """One random number per row that is read, for the token behind it."""
-    return [
-        uniform(decoder.sampling.seed, sample.request.key, step.start + row + 1, sample.block.steps)
-        for sample, step in zip(samples, steps, strict=True)
-        for row in row_list(step.plan.reads)
-    ]
-
-
-def _named(
-    error: NonFiniteLogits, samples: list[Sample], steps: list[Step], reads: list[int]
-) -> NonFiniteLogits:
-    place = int(np.searchsorted(np.cumsum(reads), error.row, side="right"))
-    sample, step = samples[place], steps[place]
-    return NonFiniteLogits(
-        error.row,
-        f"logits are not finite: sample {sample.index}, block at position {step.start}, "
-        f"step {sample.block.steps} ({step.plan.kind})",
-    )
-
-
-def _advance(decoder: Decoder, sample: Sample, view: StepView, step: Step, proposed: Proposals) -> None:
-    """Lets the policy reveal rows of the block, or moves on to the next block behind a commit."""
+def _reveal(decoder: Decoder, sample: Sample, view: StepView, step: Step, proposed: Proposals) -> None:
+    """Lets the policy choose among the proposals, fresh or standing, and puts tokens into the chosen rows."""
     block = sample.block
-    if step.plan.kind == "commit":
-        sample.context += block.tokens.tolist()
-        _open_block(decoder, sample, int(proposed.tokens[0]))
-        _enter(decoder, sample, step, revealed=1)
-        return
     block.record_run(step.plan)
     predicted = row_index(step.plan.reads) + 1
     block.proposed[predicted] = proposed.tokens
@@ -244,8 +157,8 @@ def _advance(decoder: Decoder, sample: Sample, view: StepView, step: Step, propo
     assert chosen, f"{decoder.policy} made no progress"
     before = block.tokens.copy() if decoder.on_step else None
     block.reveal(chosen, block.proposed[row_index(chosen)])
-    block.steps += 1
     _enter(decoder, sample, step, revealed=chosen.bit_count())
+    block.steps += 1
     sample.ending = ending_of(sample, decoder.decoding.stop_ids)
     if decoder.on_step and before is not None:
         decoder.on_step(StepEvent(sample, step.plan, before, block.proposed, block.confidence, chosen))
@@ -260,6 +173,7 @@ def _enter(decoder: Decoder, sample: Sample, step: Step, *, revealed: int) -> No
         sample_step(
             sample.index,
             step.plan,
+            step=sample.block.steps,
             context=step.start + len(step.tokens),
             revealed=revealed,
             recomputed_context=step.start if recomputes else 0,
@@ -267,6 +181,7 @@ def _enter(decoder: Decoder, sample: Sample, step: Step, *, revealed: int) -> No
     )
 
 
-def _record(trace: Trace, samples: list[Sample], started: float, forward_seconds: float, waiting: int) -> None:
+def _record(trace: Trace, samples: list[Sample], executions: Executions, *, started: float, waiting: int) -> None:
     entries = tuple(sample.steps[-1] for sample in samples)
-    trace.records.append(ForwardRecord(perf_counter() - started, forward_seconds, entries, waiting))
+    seconds = perf_counter() - started
+    trace.records.append(ForwardRecord(seconds, executions.seconds, executions.layers, entries, waiting))

@@ -33,19 +33,17 @@ class PackedRows(NamedTuple):
     tokens: Tensor
     positions: Tensor
     cache_index: Tensor
-    offsets: tuple[int, ...]  # where each sample's rows begin
-    count: int
     masks: tuple[Tensor | None, ...]  # per sample, for a prefill of several blocks
 
 
 class Subset(NamedTuple):
     """Some of a sequence of rows."""
 
-    index: Tensor | None  # None: all of them
-    count: int
+    places: Tensor | None  # None: all of them
+    size: int
 
     def select(self, rows: Tensor) -> Tensor:
-        return rows if self.index is None else rows[self.index]
+        return rows if self.places is None else rows[self.places]
 
 
 class Part(NamedTuple):
@@ -77,13 +75,10 @@ def pack_rows(steps: Sequence[Step], capacity: int, device: torch.device) -> Pac
     tokens = np.concatenate([step.tokens[window] for step, window in zip(steps, windows, strict=True)])
     positions = np.concatenate([step.start + window for step, window in zip(steps, windows, strict=True)])
     slots = np.repeat([step.slot for step in steps], [len(window) for window in windows])
-    ends = np.cumsum([len(window) for window in windows])
     return PackedRows(
         tokens=_tensor(tokens, device),
         positions=_tensor(positions, device),
         cache_index=_tensor(slots * capacity + positions, device),
-        offsets=(0, *ends[:-1].tolist()),
-        count=int(ends[-1]),
         masks=tuple(_mask(step, device) for step in steps),
     )
 
@@ -108,14 +103,14 @@ def pack_run(
     queries = _subset(attention, windows, device)
     kept_rows = _subset(kept, windows, device)
     return PackedRun(
-        is_fused=written.index is None and queries.index is None and kept_rows.index is None,
+        is_fused=written.places is None and queries.places is None and kept_rows.places is None,
         keys_values=written,
         keys_values_rotation=_rotation_of(written, rotation),
         cache_index=written.select(rows.cache_index),
         queries=queries,
         query_rotation=_rotation_of(queries, rotation),
         segments=_segments(steps, attention, rows.masks),
-        kept=kept_rows.index,
+        kept=kept_rows.places,
         attention=_part(steps, attention, kept, deltas, device),
         mlp=_part(steps, mlp, kept, deltas, device),
     )
@@ -135,25 +130,23 @@ def _part(
 
 def _subset(parts: list[Rows], wholes: list[Rows], device: torch.device) -> Subset:
     """Where the rows of each part lie in the sequence of all rows of the wholes."""
-    count = sum(part.bit_count() for part in parts)
+    size = sum(part.bit_count() for part in parts)
     if parts == wholes:
-        return Subset(None, count)
+        return Subset(None, size)
     places: list[Index] = []
     offset = 0
     for part, whole in zip(parts, wholes, strict=True):
         if part:
             places.append(offset + np.searchsorted(row_index(whole), row_index(part)))
         offset += whole.bit_count()
-    return Subset(_tensor(np.concatenate(places) if places else np.empty(0, dtype=np.int64), device), count)
+    return Subset(_tensor(np.concatenate(places) if places else np.empty(0, dtype=np.int64), device), size)
 
 
 def _rotation_of(subset: Subset, rotation: Rotation) -> Rotation:
     return Rotation(subset.select(rotation.cos), subset.select(rotation.sin))
 
 
-def _delta_index(
-    steps: Sequence[Step], parts: list[Rows], deltas: DeltaCache | None, device: torch.device
-) -> Tensor:
+def _delta_index(steps: Sequence[Step], parts: list[Rows], deltas: DeltaCache | None, device: torch.device) -> Tensor:
     if deltas is None:
         return torch.empty(0, dtype=torch.int64, device=device)
     index = [step.slot * deltas.block_size + row_index(part) for step, part in zip(steps, parts, strict=True)]
@@ -166,7 +159,9 @@ def _segments(steps: Sequence[Step], queries: list[Rows], masks: tuple[Tensor | 
     for step, rows, mask in zip(steps, queries, masks, strict=True):
         count = rows.bit_count()
         if count:
-            chosen = mask if mask is None or rows == step.plan.window else mask[torch.from_numpy(row_index(rows).copy())]
+            chosen = (
+                mask if mask is None or rows == step.plan.window else mask[torch.from_numpy(row_index(rows).copy())]
+            )
             segments.append(Segment(start, start + count, step.slot, step.start + len(step.tokens), chosen))
         start += count
     return tuple(segments)

@@ -1,4 +1,4 @@
-"""What was executed. One record per forward with an entry per sample; every figure of cost and speed is a sum of them."""
+"""What was executed: one record per forward, an entry per sample. Every figure of cost and speed is a sum of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ class SampleStep(NamedTuple):
 
     sample: int
     kind: Kind
+    step: int  # of its block, from 0; the commit's is the number of steps before it
     rows: int
     first_row: int | None  # of a sub-block step, counted within its block
     context: int  # rows of context that its attention saw, the block included
@@ -26,9 +27,18 @@ class SampleStep(NamedTuple):
     recomputed_context: int = 0  # rows of context run again because the prefix cache is off
 
 
+class LayersRun(NamedTuple):
+    """How many layers ran on at least one row."""
+
+    attention: int = 0
+    keys_values: int = 0
+    mlp: int = 0
+
+
 class ForwardRecord(NamedTuple):
     seconds: float  # planning, forward and choices
     forward_seconds: float
+    layers: LayersRun
     entries: tuple[SampleStep, ...]
     waiting: int  # samples that had no place in the batch
 
@@ -71,10 +81,13 @@ def _is_prefill(record: ForwardRecord) -> bool:
     return bool(record.entries) and record.entries[0].kind == "prefill"
 
 
-def sample_step(sample: int, plan: StepPlan, *, context: int, revealed: int, recomputed_context: int) -> SampleStep:
+def sample_step(
+    sample: int, plan: StepPlan, *, step: int, context: int, revealed: int, recomputed_context: int
+) -> SampleStep:
     return SampleStep(
         sample=sample,
         kind=plan.kind,
+        step=step,
         rows=plan.rows,
         first_row=first_row(plan.window) if plan.kind == "sub" else None,
         context=context,

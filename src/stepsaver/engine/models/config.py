@@ -36,7 +36,7 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The checkpoint's configuration. Special ids that it leaves open are None or empty and may be set by the caller."""
+    """The checkpoint's configuration. Special ids that it leaves open are None or empty; the caller may set them."""
     if not folder.is_dir():
         raise UsageError(f"no model folder at {folder}")
     config = _read_json(folder / "config.json", required=True)

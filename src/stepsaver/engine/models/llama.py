@@ -2,6 +2,4 @@
 
 from stepsaver.engine.models.architecture import Architecture
 
-ARCHITECTURE = Architecture(
-    name="LlamaForCausalLM", attention_bias=None, output_bias=True, mask_id=None, block_size=1
-)
+ARCHITECTURE = Architecture(name="LlamaForCausalLM", attention_bias=None, output_bias=True, mask_id=None, block_size=1)

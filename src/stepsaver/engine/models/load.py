@@ -1,4 +1,4 @@
-"""Checkpoint folders: reading one into the network and writing one. Safetensors only; no checkpoint's code ever runs."""
+"""Checkpoint folders: reading one into the network and writing one. Safetensors only; no checkpoint's code runs."""
 
 import json
 from collections.abc import Iterable
@@ -88,7 +88,8 @@ def random_model(
 
 def _stored(name: str, shape: torch.Size, config: ModelConfig) -> Iterable[StoredTensor]:
     module, attribute = name.rsplit(".", 1)
-    prefix, sources = "", OUTER_MODULES.get(module, ())
+    prefix = ""
+    sources: tuple[str, ...] = OUTER_MODULES.get(module, ())
     if not sources:
         _, index, inner = module.split(".", 2)
         prefix, sources = f"model.layers.{index}.", LAYER_MODULES[inner]
@@ -134,9 +135,7 @@ def _open(path: Path) -> "safe_open":
         raise UsageError(f"{path} is damaged or cut short: {error}") from None
 
 
-def _check(
-    folder: Path, files: dict[str, Path], wanted: dict[str, tuple[StoredTensor, ...]], *, tied: bool
-) -> None:
+def _check(folder: Path, files: dict[str, Path], wanted: dict[str, tuple[StoredTensor, ...]], *, tied: bool) -> None:
     expected = {stored.name: stored.shape for parts in wanted.values() for stored in parts}
     missing = expected.keys() - files.keys()
     if missing:
@@ -147,7 +146,9 @@ def _check(
         raise UsageError(f"{folder} has {len(surplus)} tensors that its architecture does not know: {_listed(surplus)}")
     handles = {path: _open(path) for path in set(files.values())}
     found = {name: tuple(handles[files[name]].get_slice(name).get_shape()) for name in expected}
-    misshapen = [f"{name} is {found[name]}, expected {shape}" for name, shape in expected.items() if found[name] != shape]
+    misshapen = [
+        f"{name} is {found[name]}, expected {shape}" for name, shape in expected.items() if found[name] != shape
+    ]
     if misshapen:
         raise UsageError(f"{folder} has {len(misshapen)} misshapen tensors: {_listed(misshapen)}")
 

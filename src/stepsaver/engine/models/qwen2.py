@@ -2,6 +2,4 @@
 
 from stepsaver.engine.models.architecture import Architecture
 
-ARCHITECTURE = Architecture(
-    name="Qwen2ForCausalLM", attention_bias=True, output_bias=False, mask_id=None, block_size=1
-)
+ARCHITECTURE = Architecture(name="Qwen2ForCausalLM", attention_bias=True, output_bias=False, mask_id=None, block_size=1)

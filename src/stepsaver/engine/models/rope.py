@@ -72,9 +72,7 @@ def rotation_table(rope: Rope, *, head_dim: int, positions: int, dtype: torch.dt
     )
     cos, sin = angles.cos(), angles.sin()
     # [positions, 1, head_dim]; the sine carries the sign of "rotate half", so that rotating needs no negation
-    return Rotation(
-        torch.cat((cos, cos), -1).unsqueeze(1).to(dtype), torch.cat((-sin, sin), -1).unsqueeze(1).to(dtype)
-    )
+    return Rotation(torch.cat((cos, cos), -1).unsqueeze(1).to(dtype), torch.cat((-sin, sin), -1).unsqueeze(1).to(dtype))
 
 
 def rotate(x_NHE: Tensor, rotation: Rotation) -> Tensor:

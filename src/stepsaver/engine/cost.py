@@ -1,0 +1,142 @@
+"""What a run cost, summed from its records: operations, bytes, and what they predict.
+
+A forward takes the time of its operations or the time of reading its weights and caches, whichever is longer. Where
+compute is the limit the predicted speed-up is a ratio of operations; at small batches it is one of bytes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.trace import ForwardRecord, SampleStep, Trace
+
+
+class Machine(NamedTuple):
+    """What a machine can do at best, as `stepsaver speed` measures it."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+
+# Compute is the limit: reading is free. The default, because it needs no measurement.
+COMPUTE_BOUND = Machine(1.0, float("inf"))
+
+
+@dataclass(frozen=True)
+class Work:
+    flops: float
+    bytes: float
+
+    def seconds(self, machine: Machine) -> float:
+        return max(self.flops / machine.flops_per_s, self.bytes / machine.bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Totals of a trace. Row-layers are rows summed over layers; reused ones took their delta from the cache."""
+
+    forwards: int
+    steps: int  # denoising steps, summed over samples
+    rows: int
+    attention_row_layers: int
+    attention_row_layers_reused: int
+    keys_values_row_layers: int
+    mlp_row_layers: int
+    mlp_row_layers_reused: int
+    head_rows: int
+    flops: float
+    bytes: float
+    cache_bytes: int
+
+
+def entry_flops(config: ModelConfig, entry: SampleStep) -> float:
+    """Multiply-adds count twice; norms, rotations and softmax are left out (under 1 % of a layer)."""
+    query_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    keys_values = 4 * config.hidden * kv_width
+    attention = 4 * config.hidden * query_width + 4 * query_width * entry.context
+    mlp = 6 * config.hidden * config.mlp
+    recomputed = (
+        entry.recomputed_context
+        * config.layers
+        * (keys_values + 4 * config.hidden * query_width + 2 * query_width * entry.recomputed_context + mlp)
+    )
+    return (
+        entry.keys_values_run * keys_values
+        + entry.attention_run * attention
+        + entry.mlp_run * mlp
+        + entry.head_rows * 2 * config.hidden * config.vocab
+        + recomputed
+    )
+
+
+def record_work(config: ModelConfig, record: ForwardRecord, bytes_per_number: int) -> Work:
+    """The operations and bytes of one forward: weights once, each sample's keys and values once per layer."""
+    if not any(entry.rows for entry in record.entries):
+        return Work(0.0, 0.0)
+    query_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    weights = (
+        record.layers.keys_values * 2 * config.hidden * kv_width
+        + record.layers.attention * 2 * config.hidden * query_width
+        + record.layers.mlp * 3 * config.hidden * config.mlp
+        + (config.hidden * config.vocab if any(entry.head_rows for entry in record.entries) else 0)
+    )
+    caches = sum(
+        2 * kv_width * entry.context * record.layers.attention for entry in record.entries if entry.attention_run
+    )
+    flops = sum(entry_flops(config, entry) for entry in record.entries)
+    return Work(flops, (weights + caches) * bytes_per_number)
+
+
+def trace_cost(config: ModelConfig, trace: Trace, bytes_per_number: int) -> Cost:
+    work = [record_work(config, record, bytes_per_number) for record in trace.records]
+    entries = list(trace.entries)
+    return Cost(
+        forwards=trace.forwards,
+        steps=sum(entry.kind in ("full", "sub", "reused") for entry in entries),
+        rows=sum(entry.rows for entry in entries),
+        attention_row_layers=sum(entry.attention_run for entry in entries),
+        attention_row_layers_reused=sum(entry.attention_reused for entry in entries),
+        keys_values_row_layers=sum(entry.keys_values_run for entry in entries),
+        mlp_row_layers=sum(entry.mlp_run for entry in entries),
+        mlp_row_layers_reused=sum(entry.mlp_reused for entry in entries),
+        head_rows=sum(entry.head_rows for entry in entries),
+        flops=sum(each.flops for each in work),
+        bytes=sum(each.bytes for each in work),
+        cache_bytes=trace.cache_bytes,
+    )
+
+
+def cost_by_kind(config: ModelConfig, trace: Trace) -> dict[str, dict[str, float]]:
+    """Forwards, row-layers and operations of each kind of step."""
+    totals: dict[str, dict[str, float]] = {}
+    for entry in trace.entries:
+        total = totals.setdefault(entry.kind, {"steps": 0, "row_layers": 0, "row_layers_reused": 0, "flops": 0.0})
+        total["steps"] += 1
+        total["row_layers"] += entry.mlp_run
+        total["row_layers_reused"] += entry.mlp_reused
+        total["flops"] += entry_flops(config, entry)
+    return totals
+
+
+def predicted_seconds(
+    config: ModelConfig, records: Iterable[ForwardRecord], machine: Machine, bytes_per_number: int
+) -> float:
+    return sum(record_work(config, record, bytes_per_number).seconds(machine) for record in records)
+
+
+def predicted_speed_up(
+    config: ModelConfig,
+    baseline: Trace,
+    other: Trace,
+    *,
+    machine: Machine = COMPUTE_BOUND,
+    bytes_per_number: int = 4,
+) -> float:
+    """How many times as many tokens per second `other` should reach, by its records alone."""
+    seconds = [predicted_seconds(config, t.records, machine, bytes_per_number) for t in (baseline, other)]
+    return (seconds[0] / baseline.tokens_generated) / (seconds[1] / other.tokens_generated)
+
+
+def as_json(cost: Cost) -> dict[str, float]:
+    return asdict(cost)
