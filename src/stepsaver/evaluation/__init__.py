@@ -1,0 +1,1 @@
+"""The lm-eval adapter, tokenizers and chat templates, and the embedded tasks."""

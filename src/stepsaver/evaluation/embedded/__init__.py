@@ -1,0 +1,8 @@
+"""The model and the tasks that ship with the package: seeded problems, their tokenizer, lm-eval tasks, a checkpoint."""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+DATA_FOLDER = FOLDER / "data"
+MODEL_FOLDER = FOLDER / "model"
+TASKS_FOLDER = FOLDER / "tasks"

@@ -1,0 +1,52 @@
+"""One problem of any embedded task, and how problems are kept apart for training and for testing."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+Split = Literal["train", "test"]
+TEST_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the model is asked, one right answer, and the line that a test file keeps of it.
+
+    `identity` is what makes two problems the same although their wording differs: the split is decided by it alone,
+    so a reworded test problem is a test problem too.
+    """
+
+    task: str
+    identity: str
+    prompt: str
+    answer: str
+    document: dict[str, Any]
+
+    @property
+    def split(self) -> Split:
+        digest = hashlib.sha256(f"{self.task}:{self.identity}".encode()).digest()
+        return "test" if int.from_bytes(digest[:8]) < TEST_SHARE * 2**64 else "train"
+
+
+Maker = Callable[[Random], Problem]
+
+
+def problems(make: Maker, *, seed: int, split: Split) -> Iterator[Problem]:
+    """An endless seeded stream of one split. A problem belongs to its split by identity, so the two are disjoint."""
+    random = Random(f"{split}:{seed}")
+    while True:
+        problem = make(random)
+        if problem.split == split:
+            yield problem
+
+
+def distinct_problems(make: Maker, *, seed: int, split: Split, count: int) -> list[Problem]:
+    """The first `count` problems of a stream whose prompts differ."""
+    found: dict[str, Problem] = {}
+    for problem in problems(make, seed=seed, split=split):
+        found.setdefault(problem.prompt, problem)
+        if len(found) == count:
+            return list(found.values())
+    raise AssertionError("the stream is endless")

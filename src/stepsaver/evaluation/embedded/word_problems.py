@@ -1,0 +1,153 @@
+"""mini_gsm8k: word problems of two to four steps with a worked answer that ends in `#### 72`.
+
+A problem is a story about somebody's things. Every step changes a number below 100 by an operation, and the worked
+answer writes each operation out, so one wrong digit spoils everything behind it.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from stepsaver.evaluation.embedded.problem import Problem
+from stepsaver.evaluation.embedded.words import NAMES, THINGS
+
+TASK = "mini_gsm8k"
+STEP_COUNTS = (2, 3, 3, 4)
+LARGEST = 99
+ADDENDS = range(2, 31)
+FACTORS = range(2, 6)
+STEP_KINDS = ("gain", "lose", "split", "compare", "multiply")
+
+
+@dataclass
+class Story:
+    """The problem while it is being told: whose number it is, what it is now, and the sentences so far."""
+
+    owner: str
+    friend: str
+    thing: str
+    value: int
+    sentences: list[str] = field(default_factory=list)
+    working: list[str] = field(default_factory=list)
+    signature: list[str] = field(default_factory=list)
+    owner_before: str | None = None
+    value_before: int | None = None
+
+    def calculate(self, operator: str, operand: int, *, subject: str, unit: str) -> None:
+        left = self.value
+        self.value = {"+": left + operand, "-": left - operand, "*": left * operand, "/": left // operand}[operator]
+        self.working.append(f"{subject} {left} {operator} {operand} = {self.value} {unit}.")
+        self.signature.append(f"{operator}{operand}")
+
+
+def make_word_problem(random: Random) -> Problem:
+    owner, friend = random.sample(NAMES, 2)
+    story = Story(owner, friend, random.choice(THINGS), random.randint(4, 60))
+    start = story.value
+    story.sentences.append(f"{owner} has {start} {story.thing}.")
+    steps = random.choice(STEP_COUNTS)
+    question = None
+    while len(story.working) < steps:
+        last = len(story.working) == steps - 1
+        if last and question is None:
+            question = _closing_step(story, random)
+            if question is not None:
+                continue
+        _middle_step(story, random)
+    question = question or f"How many {story.thing} does {story.owner} have now?"
+    answer = " ".join(story.working) + f"\n#### {story.value}"
+    prompt = " ".join([*story.sentences, question])
+    document = {"question": prompt, "answer": answer, "steps": steps}
+    return Problem(TASK, f"{start}{''.join(story.signature)}", prompt, answer, document)
+
+
+def _middle_step(story: Story, random: Random) -> None:
+    """Tries kinds of steps in random order until one keeps the number within bounds. Gain or lose always does."""
+    for kind in random.sample(STEP_KINDS, len(STEP_KINDS)):
+        if kind == "gain" and _gain(story, random):
+            return
+        if kind == "lose" and _lose(story, random):
+            return
+        if kind == "split" and _split(story, random):
+            return
+        if kind == "compare" and story.owner_before is None and _compare(story, random):
+            return
+        if kind == "multiply" and story.owner_before is None and _multiply(story, random):
+            return
+    raise AssertionError(f"no step is possible from {story.value}")
+
+
+def _closing_step(story: Story, random: Random) -> str | None:
+    """A last step that asks for something else than what the owner has, or None for an ordinary last step."""
+    together = story.value_before is not None and story.value + story.value_before <= LARGEST
+    if together and random.random() < 0.5:
+        assert story.value_before is not None
+        story.calculate("+", story.value_before, subject="They have", unit=story.thing)
+        story.signature.append("together")
+        return f"How many {story.thing} do {story.owner_before} and {story.owner} have together?"
+    prices = [price for price in FACTORS if story.value * price <= LARGEST]
+    if prices and random.random() < 0.4:
+        price = random.choice(prices)
+        story.sentences.append(f"{story.owner} sells them for {price} coins each.")
+        story.calculate("*", price, subject=f"{story.owner} gets", unit="coins")
+        return f"How many coins does {story.owner} get?"
+    return None
+
+
+def _gain(story: Story, random: Random) -> bool:
+    possible = [n for n in ADDENDS if story.value + n <= LARGEST]
+    if not possible:
+        return False
+    n = random.choice(possible)
+    story.sentences.append(f"{story.owner} {random.choice(('buys', 'finds', 'gets'))} {n} more.")
+    story.calculate("+", n, subject=f"{story.owner} has", unit=story.thing)
+    return True
+
+
+def _lose(story: Story, random: Random) -> bool:
+    possible = [n for n in ADDENDS if story.value - n >= 2]
+    if not possible:
+        return False
+    n = random.choice(possible)
+    story.sentences.append(f"{story.owner} {random.choice(('loses', 'sells', 'gives away'))} {n}.")
+    story.calculate("-", n, subject=f"{story.owner} has", unit=story.thing)
+    return True
+
+
+def _split(story: Story, random: Random) -> bool:
+    possible = [n for n in FACTORS if story.value % n == 0 and story.value // n >= 2]
+    if not possible:
+        return False
+    n = random.choice(possible)
+    story.sentences.append(f"{story.owner} splits them into {n} bags and keeps one.")
+    story.calculate("/", n, subject=f"{story.owner} has", unit=story.thing)
+    return True
+
+
+def _compare(story: Story, random: Random) -> bool:
+    more = [n for n in ADDENDS if story.value + n <= LARGEST]
+    fewer = [n for n in ADDENDS if story.value - n >= 2]
+    operator = random.choice("+-")
+    possible = more if operator == "+" else fewer
+    if not possible:
+        return False
+    n = random.choice(possible)
+    _hand_over(story, f"{n} {'more' if operator == '+' else 'fewer'} than")
+    story.calculate(operator, n, subject=f"{story.owner} has", unit=story.thing)
+    return True
+
+
+def _multiply(story: Story, random: Random) -> bool:
+    possible = [n for n in FACTORS if story.value * n <= LARGEST]
+    if not possible:
+        return False
+    n = random.choice(possible)
+    _hand_over(story, f"{n} times as many as")
+    story.calculate("*", n, subject=f"{story.owner} has", unit=story.thing)
+    return True
+
+
+def _hand_over(story: Story, relation: str) -> None:
+    """The friend, described by a relation to the owner, becomes the one the story goes on about."""
+    story.owner_before, story.value_before = story.owner, story.value
+    story.owner = story.friend
+    story.sentences.append(f"{story.owner} has {relation} {story.owner_before}.")

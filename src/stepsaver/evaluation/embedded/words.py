@@ -1,0 +1,17 @@
+"""The words that problems are made of. Whole words are tokens, so this list is most of the vocabulary."""
+
+NAMES = (
+    "Ann", "Ben", "Dan", "Eva", "Ida", "Jim", "Leo", "Lia",
+    "Max", "Mia", "Nina", "Paul", "Rosa", "Sam", "Tom", "Zoe",
+)  # fmt: skip
+THINGS = (
+    "apples", "balls", "books", "cards", "coats", "cups", "eggs", "hats",
+    "keys", "pears", "pens", "plums", "rings", "shells", "stamps", "toys",
+)  # fmt: skip
+
+ANIMALS = ("bird", "cat", "cow", "dog", "fish", "fox", "horse", "lion", "mouse", "pig", "sheep", "wolf")
+FRUITS = ("apple", "banana", "cherry", "fig", "grape", "lemon", "melon", "orange", "peach", "pear", "plum", "berry")
+COLORS = ("black", "blue", "brown", "gold", "gray", "green", "pink", "red", "white", "yellow", "silver", "violet")
+WORD_KINDS = {"animals": ANIMALS, "fruits": FRUITS, "colors": COLORS}
+NOUNS = ANIMALS + FRUITS + COLORS
+CLOSING_WORDS = ("done", "end", "over", "stop")
