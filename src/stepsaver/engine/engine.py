@@ -13,6 +13,7 @@ from stepsaver.engine.decoding import Decoding, resolve_decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Memory
 from stepsaver.engine.generate import decode
+from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.reuse.rule import ReuseRule
 from stepsaver.engine.sampling import Sampling
@@ -113,25 +114,44 @@ class Engine:
         return Memory(cache, deltas, model.rotations(capacity))
 
     def _request(self, place: int, prompt: Prompt | Sequence[int], max_new_tokens: int) -> Request:
-        if max_new_tokens < 0:
-            raise UsageError(f"max_new_tokens {max_new_tokens} is negative")
         given = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
-        ids = given.ids or self._bos()
-        config = self.model.config
-        outside = next((token for token in ids if not 0 <= token < config.vocab), None)
-        if outside is not None:
-            raise UsageError(f"prompt {place}: id {outside} is outside the vocabulary of {config.vocab}")
-        if len(ids) + max_new_tokens > config.max_positions:
-            raise UsageError(
-                f"prompt {place}: {len(ids)} tokens and {max_new_tokens} new ones exceed "
-                f"the model's {config.max_positions} positions"
-            )
+        ids = check_prompt(given, self.model.config, self.decoding, max_new_tokens, f"prompt {place}")
         return Request(ids, max_new_tokens, request_key(ids, given.identity))
 
-    def _bos(self) -> tuple[int, ...]:
-        if self.decoding.bos_id is None:
-            raise UsageError("an empty prompt stands for the bos token, and this model has none")
-        return (self.decoding.bos_id,)
+
+def check_prompt(
+    prompt: Prompt, config: ModelConfig, decoding: Decoding, max_new_tokens: int, place: str
+) -> tuple[int, ...]:
+    """The prompt's ids if the model can take them. An empty prompt stands for the bos token."""
+    if max_new_tokens < 0:
+        raise UsageError(f"max_new_tokens {max_new_tokens} is negative")
+    ids = prompt.ids
+    if not ids:
+        if decoding.bos_id is None:
+            raise UsageError(f"{place} is empty, which stands for the bos token, and this model has none")
+        ids = (decoding.bos_id,)
+    outside = next((token for token in ids if not 0 <= token < config.vocab), None)
+    if outside is not None:
+        raise UsageError(f"{place}: id {outside} is outside the vocabulary of {config.vocab}")
+    if len(ids) + max_new_tokens > config.max_positions:
+        raise UsageError(
+            f"{place}: {len(ids)} tokens and {max_new_tokens} new ones exceed "
+            f"the model's {config.max_positions} positions"
+        )
+    return ids
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`: the first CUDA device if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device {name!r} is unknown; allowed: auto, cpu, cuda, cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device {name!r} is not available on this machine")
+    return device
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -1,6 +1,7 @@
 """Threshold-based parallel decoding (Fast-dLLM): reveal what the model is sure of, and always its best guess."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from stepsaver.engine.decode.policy import Candidates
 from stepsaver.engine.errors import UsageError
@@ -11,6 +12,8 @@ from stepsaver.engine.view import StepView
 @dataclass(frozen=True)
 class Threshold:
     """Reveals every row whose confidence is strictly greater than `threshold`, and the most confident row."""
+
+    name: ClassVar[str] = "threshold"
 
     threshold: float = 0.9
 

@@ -1,16 +1,17 @@
 """The contract of a reuse rule, and the passes that turn a view into a plan."""
 
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, cast
 
+from stepsaver.engine import registry
 from stepsaver.engine.plan import StepPlan, whole_plan
 from stepsaver.engine.rows import first_row, rows_between
 from stepsaver.engine.view import StepView
 
 
-@runtime_checkable
 class ReuseRule(Protocol):
     """A frozen dataclass: its fields are hyper-parameters and identity."""
 
+    name: ClassVar[str]
     exact: ClassVar[bool]  # exact in real arithmetic: the same tokens in float64 as without the rule
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
@@ -44,3 +45,8 @@ def plan_step(view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
         assert narrowed <= plan, f"{rule} added work: {narrowed} is not within {plan}"
         plan = narrowed
     return plan
+
+
+def parse_rule(text: str) -> ReuseRule:
+    """A rule from `name:field=value,...`."""
+    return cast(ReuseRule, registry.parse(text, "stepsaver.engine.reuse", "rule"))

@@ -1,0 +1,5 @@
+import sys
+
+from stepsaver.cli import main
+
+sys.exit(main())

@@ -1,0 +1,48 @@
+"""`stepsaver`: finds the commands, runs one, and turns what a user got wrong into one line and exit code 2."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import NoReturn
+
+from stepsaver import commands
+from stepsaver.engine.errors import UsageError
+
+DONE, CHECK_FAILED, WRONG_USE = 0, 1, 2
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line; `--help` says the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="stepsaver", description="Cross-step compute reuse in block-diffusion language models.")
+    chosen = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in sorted(each.name for each in iter_modules(commands.__path__) if not each.name.startswith("_")):
+        command = import_module(f"{commands.__name__}.{module}")
+        sub = chosen.add_parser(module, help=command.HELP, description=command.HELP)
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        options = build_parser().parse_args(arguments)
+        code: int = options.run(options)
+    except UsageError as error:
+        print(f"stepsaver: {' '.join(str(error).split())}", file=sys.stderr)
+        return WRONG_USE
+    except BrokenPipeError:  # the reader of our output has gone, as in `stepsaver ... | head`
+        sys.stderr.close()
+        return DONE
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

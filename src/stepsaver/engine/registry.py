@@ -1,0 +1,86 @@
+"""Frozen dataclasses found by name in a folder, one per file, and made from text: `name:field=value,field=value`.
+
+A new rule or policy is a new file with a dataclass that declares `name`; nothing else has to know about it.
+"""
+
+import dataclasses
+import re
+import types
+import typing
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from stepsaver.engine.errors import UsageError, unknown_name
+
+
+@cache
+def found_in(package_name: str) -> dict[str, type]:
+    """The dataclasses with a `name` in the files of a package, by that name."""
+    package = import_module(package_name)
+    found: dict[str, type] = {}
+    for module in sorted(each.name for each in iter_modules(package.__path__)):
+        for value in vars(import_module(f"{package_name}.{module}")).values():
+            if dataclasses.is_dataclass(value) and isinstance(value, type) and "name" in vars(value):
+                known = found.setdefault(vars(value)["name"], value)
+                assert known is value, f"two classes named {vars(value)['name']}"
+    return found
+
+
+def parse(text: str, package_name: str, kind: str) -> Any:
+    """An instance from its text, checked: an unknown name or field or an impossible value is one line."""
+    name, _, rest = text.partition(":")
+    known = found_in(package_name)
+    if name not in known:
+        raise unknown_name(kind, name, known)
+    made = known[name]
+    fields = {field.name: field for field in dataclasses.fields(made)}
+    hints = typing.get_type_hints(made)
+    values: dict[str, Any] = {}
+    # a comma separates fields only where a new field follows, so that `layers=4-9,12` stays one value
+    for item in re.split(r",(?=[a-z_]+=)", rest) if rest else []:
+        field, separator, value = item.partition("=")
+        if not separator:
+            raise UsageError(f"{kind} {text!r}: {item!r} is not field=value")
+        if field not in fields:
+            raise unknown_name(f"field of {kind} {name}", field, fields)
+        if field in values:
+            raise UsageError(f"{kind} {text!r} sets {field} twice")
+        values[field] = _value(value, hints[field], f"{kind} {name}: {field}")
+    missing = [f.name for f in fields.values() if f.name not in values and f.default is dataclasses.MISSING]
+    if missing:
+        raise UsageError(f"{kind} {name} needs {', '.join(missing)}")
+    return made(**values)
+
+
+def describe(instance: Any) -> str:
+    """The text that `parse` makes the instance from, with every field, so that it says what was effective."""
+    fields = ",".join(f"{f.name}={_text(getattr(instance, f.name))}" for f in dataclasses.fields(instance))
+    return f"{instance.name}:{fields}" if fields else instance.name
+
+
+def _value(text: str, hint: Any, place: str) -> Any:
+    if typing.get_origin(hint) is typing.Literal:
+        allowed = typing.get_args(hint)
+        if text not in allowed:
+            raise unknown_name(place, text, allowed)
+        return text
+    if isinstance(hint, types.UnionType):
+        if text == "none" and type(None) in hint.__args__:
+            return None
+        hint = next(each for each in hint.__args__ if each is not type(None))
+    if hint is bool:
+        if text not in ("true", "false"):
+            raise UsageError(f"{place} {text!r} is neither true nor false")
+        return text == "true"
+    try:
+        return hint(text)
+    except ValueError:
+        raise UsageError(f"{place} {text!r} is not {'a whole number' if hint is int else 'a number'}") from None
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
