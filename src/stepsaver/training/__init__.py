@@ -1,0 +1,1 @@
+"""The recipe that made the embedded model: autoregressive first, then both losses in every step."""

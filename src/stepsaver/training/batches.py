@@ -1,0 +1,208 @@
+"""From problems to the units of a step: token shift, loss weights, and masks as they occur in decoding."""
+
+from dataclasses import dataclass
+from random import Random
+
+from tokenizers import Tokenizer
+
+from stepsaver.evaluation.embedded import instructions, questions, word_problems
+from stepsaver.evaluation.embedded.catalog import MAKERS
+from stepsaver.evaluation.embedded.problem import Problem, Split
+from stepsaver.evaluation.embedded.tokenizer import END_ID, MASK_ID, prompt_text
+from stepsaver.training.layout import NO_TARGET, Sheet, Units
+from stepsaver.training.recipe import Recipe, Stage
+
+MOST_BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A problem as tokens, filled up with stop tokens to whole blocks. The answer ends with its stop token."""
+
+    tokens: list[int]
+    answer_start: int
+    answer_end: int  # behind the stop token; what follows is padding
+    block_size: int
+
+    @property
+    def blocks(self) -> int:
+        return len(self.tokens) // self.block_size
+
+    def block(self, index: int) -> list[int]:
+        return self.tokens[index * self.block_size : (index + 1) * self.block_size]
+
+    def next_tokens(self, index: int) -> list[int]:
+        """What the rows of a block predict. Behind the last block nothing is known."""
+        start = index * self.block_size + 1
+        following = self.tokens[start : start + self.block_size]
+        return [*following, *([NO_TARGET] * (self.block_size - len(following)))]
+
+
+def encode(problem: Problem, tokenizer: Tokenizer, *, block_size: int) -> Sample:
+    prompt = tokenizer.encode(prompt_text(problem.prompt)).ids
+    tokens = [*prompt, *tokenizer.encode(problem.answer).ids, END_ID]
+    end = len(tokens)
+    tokens += [END_ID] * (-end % block_size)
+    return Sample(tokens, len(prompt), end, block_size)
+
+
+def draw(random: Random, recipe: Recipe, *, split: Split) -> Problem:
+    """A problem of any task, tasks in the recipe's proportion."""
+    others = (1 - recipe.word_problem_share) / 2
+    tasks = (word_problems.TASK, questions.TASK, instructions.TASK)
+    make = MAKERS[random.choices(tasks, (recipe.word_problem_share, others, others))[0]]
+    while (problem := make(random)).split != split:
+        pass
+    return problem
+
+
+def make_batch(recipe: Recipe, tokenizer: Tokenizer, *, step: int, stage: Stage, split: Split = "train") -> Units:
+    """The units of one step. They depend on the seed and the step alone, so a resumed run sees what it would have."""
+    random = Random(f"{recipe.seed}:{split}:{step}")
+    sheet = Sheet(recipe.block_size, MOST_BLOCKS)
+    capacity = recipe.units(stage)
+    while True:
+        sample = encode(draw(random, recipe, split=split), tokenizer, block_size=recipe.block_size)
+        trial = Sheet(recipe.block_size, MOST_BLOCKS)
+        add_sample(trial, sample, recipe, random, stage=stage)
+        if len(sheet) + len(trial) > capacity:
+            return sheet.units(capacity)
+        _append(sheet, trial)
+
+
+def _append(sheet: Sheet, other: Sheet) -> None:
+    offset = len(sheet)
+    sheet.tokens += other.tokens
+    sheet.first_positions += other.first_positions
+    sheet.contexts += [[number + offset for number in earlier] for earlier in other.contexts]
+    sheet.causal += other.causal
+    sheet.targets += other.targets
+    sheet.weights += other.weights
+
+
+def add_sample(sheet: Sheet, sample: Sample, recipe: Recipe, random: Random, *, stage: Stage) -> None:
+    add_causal(sheet, sample, recipe)
+    if stage == "joint":
+        clean = add_clean(sheet, sample)
+        first = sample.answer_start // sample.block_size
+        for block in range(first, sample.blocks):
+            for masked, weights in variants(sample, block, recipe, random):
+                add_noisy(sheet, sample, block, masked, weights, earlier=clean[:block])
+
+
+def add_causal(sheet: Sheet, sample: Sample, recipe: Recipe) -> None:
+    earlier: list[int] = []
+    for block in range(sample.blocks):
+        start = block * sample.block_size
+        weights = [_weight(sample, start + row + 1, recipe) for row in range(sample.block_size)]
+        unit = sheet.add(
+            sample.block(block),
+            block=block,
+            earlier=list(earlier),
+            targets=sample.next_tokens(block),
+            weights=weights,
+            causal=True,
+        )
+        earlier.append(unit)
+
+
+def add_clean(sheet: Sheet, sample: Sample) -> list[int]:
+    """The context of the noisy units. A block's last row predicts the first token of the next block."""
+    clean: list[int] = []
+    for block in range(sample.blocks - 1):
+        answer_follows = (block + 1) * sample.block_size >= sample.answer_start
+        weights = [0.0] * sample.block_size
+        weights[-1] = float(answer_follows)
+        unit = sheet.add(
+            sample.block(block), block=block, earlier=list(clean), targets=sample.next_tokens(block), weights=weights
+        )
+        clean.append(unit)
+    return clean
+
+
+def add_noisy(
+    sheet: Sheet, sample: Sample, block: int, masked: list[bool], weights: list[float], *, earlier: list[int]
+) -> int:
+    """One variant of a block. A masked row's loss stands at the row before it, which predicts it."""
+    tokens = [MASK_ID if hidden else token for token, hidden in zip(sample.block(block), masked, strict=True)]
+    return sheet.add(
+        tokens, block=block, earlier=list(earlier), targets=sample.next_tokens(block), weights=[*weights[1:], 0.0]
+    )
+
+
+def variants(
+    sample: Sample, block: int, recipe: Recipe, random: Random
+) -> list[tuple[list[bool], list[float]]]:
+    """Masks of one answer block, with the loss weight of every masked row.
+
+    The first row of a block is never masked unless it belongs to the prompt's own block: decoding knows it from the
+    block before.
+    """
+    start = block * sample.block_size
+    first = max(sample.answer_start - start, 1)
+    size = recipe.sub_block_size
+    end = min(sample.answer_end - start, sample.block_size)
+    sub_blocks = range(first // size, -(-end // size))
+    if first >= end:  # nothing of the answer is left to decode behind the row that is known
+        return []
+    chosen = random.sample(sub_blocks, min(recipe.variants, len(sub_blocks)))
+    found = [_decoding_variant(sample, block, sub_block, first, recipe, random) for sub_block in chosen]
+    if random.random() < recipe.complementary_share:
+        found += _complementary_variants(sample, block, first, recipe, random)
+    return found
+
+
+def _decoding_variant(
+    sample: Sample, block: int, sub_block: int, first: int, recipe: Recipe, random: Random
+) -> tuple[list[bool], list[float]]:
+    """Earlier sub-blocks shown, a part of this one masked, later ones masked."""
+    size, rows = recipe.sub_block_size, sample.block_size
+    current = range(max(first, sub_block * size), (sub_block + 1) * size)
+    hidden = _hidden_rows(current, random)
+    masked = [row in hidden or row >= current.stop for row in range(rows)]
+    start = block * rows
+    weights = [
+        float(masked[row])
+        * (1.0 if row in current else recipe.later_weight)
+        * _weight(sample, start + row, recipe)
+        for row in range(rows)
+    ]
+    return masked, weights
+
+
+def _hidden_rows(current: range, random: Random) -> set[int]:
+    """All rows, all from some row on, or any of them: decoding reveals roughly from the left, but jumps."""
+    kind = random.random()
+    if kind < 0.25:
+        return set(current)
+    if kind < 0.6:
+        return set(range(random.choice(current), current.stop))
+    share = random.random()
+    return {row for row in current if random.random() < share} or {random.choice(current)}
+
+
+def _complementary_variants(
+    sample: Sample, block: int, first: int, recipe: Recipe, random: Random
+) -> list[tuple[list[bool], list[float]]]:
+    """Fast-dLLM v2's masks: a random part of the block, and the rest of it, so that every token is learned once."""
+    start, rows = block * sample.block_size, sample.block_size
+    share = random.uniform(0.1, 0.9)
+    part = [row >= first and random.random() < share for row in range(rows)]
+    rest = [row >= first and not part[row] for row in range(rows)]
+    return [
+        (
+            masked,
+            [
+                float(masked[row]) * recipe.complementary_weight * _weight(sample, start + row, recipe)
+                for row in range(rows)
+            ],
+        )
+        for masked in (part, rest)
+    ]
+
+
+def _weight(sample: Sample, position: int, recipe: Recipe) -> float:
+    """The loss weight of a token by its place: the answer counts, padding a little, the prompt and the end not."""
+    if position < sample.answer_start or position >= len(sample.tokens):
+        return 0.0
+    return 1.0 if position < sample.answer_end else recipe.padding_weight

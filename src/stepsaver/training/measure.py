@@ -1,0 +1,126 @@
+"""The accuracies of the training card: the engine on whole test files."""
+
+import json
+import re
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from stepsaver.engine.decode.threshold import Threshold
+from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.engine import Engine
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.trace import Trace
+from stepsaver.evaluation.embedded import DATA_FOLDER, instructions, questions, word_problems
+from stepsaver.evaluation.embedded.tokenizer import END_ID, prompt_text
+from stepsaver.training.batches import MOST_BLOCKS, Sample, add_causal
+from stepsaver.training.layout import Sheet
+from stepsaver.training.network import unit_logits
+from stepsaver.training.recipe import Recipe
+
+TOKEN_LIMITS = {word_problems.TASK: 96, instructions.TASK: 32}
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How many of how many were right, and what decoding took."""
+
+    right: int
+    count: int
+    tokens_per_step: float
+    seconds: float
+
+    @property
+    def share(self) -> float:
+        return self.right / self.count
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson_interval(self.right, self.count)
+
+
+def wilson_interval(right: int, count: int, *, z: float = 1.959964) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson, 1927)."""
+    share = right / count
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return centre - half, centre + half
+
+
+def read_documents(task: str, *, limit: int | None = None, folder: Path = DATA_FOLDER) -> list[dict[str, Any]]:
+    lines = (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines[:limit]]
+
+
+def is_right(task: str, document: dict[str, Any], response: str) -> bool:
+    if task == instructions.TASK:
+        return instructions.obeys(document["kind"], document["arguments"], response)
+    found = re.search("#### ([0-9]+)", response)
+    return found is not None and found[1] == document["answer"].split("#### ")[1]
+
+
+def measure_generation(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    task: str,
+    *,
+    threshold: float | None,
+    limit: int | None = None,
+    batch: int = BATCH,
+) -> Accuracy:
+    """Accuracy of plain decoding (no reuse) at a threshold, or autoregressive with blocks of one row for None."""
+    decoding = resolve_decoding(model.config, block_size=1 if threshold is None else None)
+    policy = Threshold() if threshold is None else Threshold(threshold)
+    engine = Engine(model, decode=policy, max_batch=batch, decoding=decoding)
+    documents = read_documents(task, limit=limit)
+    field = "prompt" if task == instructions.TASK else "question"
+    prompts = [tokenizer.encode(prompt_text(document[field])).ids for document in documents]
+    trace = Trace()
+    started = perf_counter()
+    right = 0
+    for completion in engine.generate(prompts, max_new_tokens=TOKEN_LIMITS[task], trace=trace):
+        response = tokenizer.decode(completion.ids, skip_special_tokens=True)
+        right += is_right(task, documents[completion.index], response)
+    return Accuracy(right, len(documents), tokens_per_step(trace), perf_counter() - started)
+
+
+def measure_choices(model: Transformer, tokenizer: Tokenizer, *, limit: int | None = None) -> dict[str, Accuracy]:
+    """Accuracy per subject by the causal log-likelihood of the choices."""
+    tally: dict[str, list[bool]] = {"all subjects": []}
+    for document in read_documents(questions.TASK, limit=limit):
+        prompt = tokenizer.encode(prompt_text(document["question"])).ids
+        scores = []
+        for choice in document["choices"]:
+            tokens = prompt + tokenizer.encode(choice).ids
+            sample = Sample(tokens + [END_ID] * (-len(tokens) % 32), len(prompt), len(tokens), 32)
+            sheet = Sheet(32, MOST_BLOCKS)
+            add_causal(sheet, sample, Recipe())
+            with torch.no_grad():
+                units = sheet.units(len(sheet))
+                logs = unit_logits(model, units).log_softmax(-1).flatten(0, 1)
+            scores.append(sum(logs[i - 1, tokens[i]].item() for i in range(len(prompt), len(tokens))))
+        right = scores.index(max(scores)) == document["answer"]
+        tally["all subjects"].append(right)
+        tally.setdefault(document["subject"], []).append(right)
+    return {subject: Accuracy(sum(found), len(found), 1.0, 0.0) for subject, found in tally.items()}
+
+
+def tokens_per_step(trace: Trace) -> float:
+    """Revealed rows per denoising step of a sample; commits and prefills reveal at most a block's first row."""
+    steps = [entry for entry in trace.entries if entry.kind in ("full", "sub")]
+    return sum(entry.revealed for entry in steps) / len(steps) if steps else 1.0
+
+
+def percentage(accuracy: Accuracy) -> str:
+    low, high = accuracy.interval
+    return f"{100 * accuracy.share:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def checkpoint_tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))

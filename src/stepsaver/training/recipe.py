@@ -1,0 +1,90 @@
+"""Every number of the training in one place. The defaults made the checkpoint that ships with the package."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.models.rope import Rope
+
+Stage = Literal["autoregressive", "joint"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    seed: int = 0
+    threads: int = 2
+
+    layers: int = 28
+    hidden: int = 96
+    heads: int = 6
+    mlp: int = 256
+    block_size: int = 32
+    sub_block_size: int = 8
+    rope_theta: float = 10000.0
+    max_positions: int = 4096
+    initial_deviation: float = 0.06
+
+    autoregressive_steps: int = 2000
+    joint_steps: int = 2000
+    autoregressive_units: int = 64  # blocks of rows in a step of the first stage
+    joint_units: int = 128
+    autoregressive_rate: float = 2e-3
+    joint_rate: float = 1.2e-3
+    final_rate: float = 2e-5
+    warm_up_steps: int = 100
+    decay_share: float = 0.5  # of the joint stage, at its end; before it the rate is constant
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.97)
+    clip_norm: float = 1.0
+
+    word_problem_share: float = 0.6  # of the problems; the other two tasks share the rest equally
+    variants: int = 3  # noisy copies of an answer's block with masks as in decoding
+    complementary_share: float = 0.35  # of the answer blocks that also get a pair of complementary random masks
+    later_weight: float = 0.1  # of masked rows behind the sub-block being decoded
+    complementary_weight: float = 0.5
+    padding_weight: float = 0.1  # of the rows behind the stop token, multiplying the above
+
+    save_every: int = 100
+    check_every: int = 100
+
+    @property
+    def steps(self) -> int:
+        return self.autoregressive_steps + self.joint_steps
+
+    def stage(self, step: int) -> Stage:
+        return "autoregressive" if step < self.autoregressive_steps else "joint"
+
+    def units(self, stage: Stage) -> int:
+        return self.autoregressive_units if stage == "autoregressive" else self.joint_units
+
+    def rate(self, step: int) -> float:
+        """Warm-up and a constant rate in the first stage; constant, then a cosine to the end, in the second.
+
+        The constant part does not depend on the number of steps to come, so a run can be made longer or shorter from
+        any checkpoint before the decay and equals a run that was planned that way.
+        """
+        if self.stage(step) == "autoregressive":
+            return self.autoregressive_rate * min(1.0, (step + 1) / self.warm_up_steps)
+        decay_steps = max(1, round(self.decay_share * self.joint_steps))
+        progress = max(0.0, 1 - (self.steps - step) / decay_steps)
+        return self.final_rate + (self.joint_rate - self.final_rate) * (1 + math.cos(math.pi * progress)) / 2
+
+    def model_config(self, *, vocab: int, mask_id: int, stop_id: int) -> ModelConfig:
+        return ModelConfig(
+            architecture="Fast_dLLM_QwenForCausalLM",
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head_dim=self.hidden // self.heads,
+            mlp=self.mlp,
+            vocab=vocab,
+            rope=Rope(theta=self.rope_theta),
+            max_positions=self.max_positions,
+            tied=True,
+            qkv_bias=True,
+            block_size=self.block_size,
+            mask_id=mask_id,
+            stop_ids=(stop_id,),
+        )
