@@ -130,9 +130,7 @@ def add_noisy(
     )
 
 
-def variants(
-    sample: Sample, block: int, recipe: Recipe, random: Random
-) -> list[tuple[list[bool], list[float]]]:
+def variants(sample: Sample, block: int, recipe: Recipe, random: Random) -> list[tuple[list[bool], list[float]]]:
     """Masks of one answer block, with the loss weight of every masked row.
 
     The first row of a block is never masked unless it belongs to the prompt's own block: decoding knows it from the
@@ -162,9 +160,7 @@ def _decoding_variant(
     masked = [row in hidden or row >= current.stop for row in range(rows)]
     start = block * rows
     weights = [
-        float(masked[row])
-        * (1.0 if row in current else recipe.later_weight)
-        * _weight(sample, start + row, recipe)
+        float(masked[row]) * (1.0 if row in current else recipe.later_weight) * _weight(sample, start + row, recipe)
         for row in range(rows)
     ]
     return masked, weights

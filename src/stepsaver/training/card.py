@@ -120,13 +120,13 @@ trained on. No sample is longer than {4 * recipe.block_size} tokens.
 ## Training
 
 {recipe.autoregressive_steps} steps with the causal loss on {recipe.autoregressive_units} blocks of rows each, then
-{recipe.joint_steps} steps with the causal and the diffusion loss on {recipe.joint_units} blocks. Each answer block stands
-in up to {recipe.variants} noisy variants masked as in decoding (earlier sub-blocks shown, part of one masked, later ones
-masked), and {100 * recipe.complementary_share:.0f} % of them also in a pair of complementary random masks (Fast-dLLM v2).
-Loss on the answer, on the block's padding behind the stop token with weight {recipe.padding_weight}. AdamW, rate
-{recipe.autoregressive_rate} and then {recipe.joint_rate}, over the last {100 * recipe.decay_share:.0f} % of the second
-stage a cosine to {recipe.final_rate}. {run.seconds / 60:.0f} minutes of wall-clock time on {recipe.threads} CPU cores that other
-work shared and sometimes stopped.
+{recipe.joint_steps} steps with the causal and the diffusion loss on {recipe.joint_units} blocks. Each answer block
+stands in up to {recipe.variants} noisy variants masked as in decoding (earlier sub-blocks shown, part of one masked,
+later ones masked), and {100 * recipe.complementary_share:.0f} % of them also in a pair of complementary random masks
+(Fast-dLLM v2). Loss on the answer, on the block's padding behind the stop token with weight {recipe.padding_weight}.
+AdamW, rate {recipe.autoregressive_rate} and then {recipe.joint_rate}, over the last {100 * recipe.decay_share:.0f} % of
+the second stage a cosine to {recipe.final_rate}. {run.seconds / 60:.0f} minutes of wall-clock time on
+{recipe.threads} CPU cores that other work shared and sometimes stopped.
 
 On the held-out batch at the end: causal loss {held_out["autoregressive"]:.4f} \
 ({100 * held_out["autoregressive_right"]:.1f} % of the tokens right), diffusion loss {held_out["diffusion"]:.4f} \

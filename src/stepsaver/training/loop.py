@@ -154,9 +154,7 @@ def _check_continues(state: dict[str, Any], recipe: Recipe, out: Path) -> None:
     saved = Recipe(**state["recipe"])
     changed = {name for name, value in asdict(recipe).items() if asdict(saved)[name] != value}
     done = range(state["step"])
-    same_steps = all(
-        (saved.stage(step), saved.rate(step)) == (recipe.stage(step), recipe.rate(step)) for step in done
-    )
+    same_steps = all((saved.stage(step), saved.rate(step)) == (recipe.stage(step), recipe.rate(step)) for step in done)
     forbidden = changed - CONVENIENCES - (LENGTHS if same_steps else set())
     if forbidden:
         raise UsageError(f"the training in {out} cannot go on with another {', '.join(sorted(forbidden))}")
