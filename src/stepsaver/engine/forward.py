@@ -70,7 +70,8 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step]) -> StepO
             assert isinstance(layer, Layer)
             h_ND = _run_layer(layer, index, h_ND, run, memory, executed)
     executed.head += h_ND.shape[0]
-    return StepOutput(model.logits(h_ND), executed)
+    logits = model.logits(h_ND) if h_ND.shape[0] else h_ND.new_empty((0, model.config.vocab))
+    return StepOutput(logits, executed)
 
 
 def _run_layer(layer: Layer, index: int, h_ND: Tensor, run: PackedRun, memory: Memory, executed: Executed) -> Tensor:

@@ -55,8 +55,7 @@ def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device | str =
         for name, parameter in model.named_parameters():
             for stored in wanted[name]:
                 parameter[stored.rows].copy_(handles[files[stored.name]].get_tensor(stored.name))
-    model.requires_grad_(False)
-    return model.eval()
+    return model.prepare()
 
 
 def save_weights(model: Transformer, path: Path, *, dtype: torch.dtype) -> None:
@@ -82,8 +81,7 @@ def random_model(
         for name, parameter in model.named_parameters():
             if "norm" not in name:
                 parameter.normal_(0.0, 0.02, generator=generator)
-    model.requires_grad_(False)
-    return model.to(device, dtype).eval()
+    return model.to(device, dtype).prepare()
 
 
 def _stored(name: str, shape: torch.Size, config: ModelConfig) -> Iterable[StoredTensor]:

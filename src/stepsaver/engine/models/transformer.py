@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.rope import Rotation, rotate, rotation_table
 
 
@@ -33,8 +34,8 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden))
         self.eps = eps
 
-    def forward(self, h_ND: Tensor) -> Tensor:
-        return F.rms_norm(h_ND, self.weight.shape, self.weight, self.eps)
+    def scale(self, h_ND: Tensor) -> Tensor:
+        return F.rms_norm(h_ND, (h_ND.shape[-1],), self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -45,30 +46,35 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         self.query_width = config.heads * config.head_dim
         kv_width = config.kv_heads * config.head_dim
+        self.query_rows = (0, self.query_width)
+        self.kv_rows = (self.query_width, self.query_width + 2 * kv_width)
         self.norm = Norm(config.hidden, config.norm_eps)
-        self.qkv = nn.Linear(config.hidden, self.query_width + 2 * kv_width, bias=config.qkv_bias)
-        self.output = nn.Linear(self.query_width, config.hidden, bias=config.output_bias)
+        self.qkv = Linear(config.hidden, self.query_width + 2 * kv_width, bias=config.qkv_bias)
+        self.output = Linear(self.query_width, config.hidden, bias=config.output_bias)
 
     def project(self, h_ND: Tensor, rotation: Rotation) -> Projection:
-        fused = self.qkv(self.norm(h_ND)).unflatten(-1, (-1, self.head_dim))
+        fused = self._heads(self.qkv.project(self.norm.scale(h_ND)))
         rotated = rotate(fused[..., : self.heads + self.kv_heads, :], rotation)
         return Projection(
             rotated[..., : self.heads, :], rotated[..., self.heads :, :], fused[..., self.heads + self.kv_heads :, :]
         )
 
     def project_queries(self, h_ND: Tensor, rotation: Rotation) -> Tensor:
-        return rotate(self._project_slice(h_ND, slice(None, self.query_width)), rotation)
+        return rotate(self._heads(self.qkv.project(self.norm.scale(h_ND), self.query_rows)), rotation)
 
     def project_keys_values(self, h_ND: Tensor, rotation: Rotation) -> KeysValues:
-        fused = self._project_slice(h_ND, slice(self.query_width, None))
+        fused = self._heads(self.qkv.project(self.norm.scale(h_ND), self.kv_rows))
         return KeysValues(rotate(fused[..., : self.kv_heads, :], rotation), fused[..., self.kv_heads :, :])
 
     def finish(self, mixed_NHE: Tensor) -> Tensor:
-        return self.output(mixed_NHE.flatten(-2))
+        return self.output.project(mixed_NHE.flatten(-2))
 
-    def _project_slice(self, h_ND: Tensor, part: slice) -> Tensor:
-        bias = None if self.qkv.bias is None else self.qkv.bias[part]
-        return F.linear(self.norm(h_ND), self.qkv.weight[part], bias).unflatten(-1, (-1, self.head_dim))
+    def pack(self) -> None:
+        self.qkv.pack(self.query_rows, self.kv_rows)
+        self.output.pack()
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return projected.view(*projected.shape[:-1], -1, self.head_dim)
 
 
 class Mlp(nn.Module):
@@ -77,12 +83,16 @@ class Mlp(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.norm = Norm(config.hidden, config.norm_eps)
-        self.gate_up = nn.Linear(config.hidden, 2 * config.mlp, bias=config.mlp_bias)
-        self.down = nn.Linear(config.mlp, config.hidden, bias=config.mlp_bias)
+        self.gate_up = Linear(config.hidden, 2 * config.mlp, bias=config.mlp_bias)
+        self.down = Linear(config.mlp, config.hidden, bias=config.mlp_bias)
 
     def forward(self, h_ND: Tensor) -> Tensor:
-        gate, up = self.gate_up(self.norm(h_ND)).chunk(2, -1)
-        return self.down(F.silu(gate) * up)
+        gate, up = self.gate_up.project(self.norm.scale(h_ND)).chunk(2, -1)
+        return self.down.project(F.silu(gate) * up)
+
+    def pack(self) -> None:
+        self.gate_up.pack()
+        self.down.pack()
 
 
 class Layer(nn.Module):
@@ -101,7 +111,7 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(config.vocab, config.hidden)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config.hidden, config.norm_eps)
-        self.head = nn.Linear(config.hidden, config.vocab, bias=False)
+        self.head = Linear(config.hidden, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
 
@@ -120,4 +130,14 @@ class Transformer(nn.Module):
         return Rotation(table.cos.to(self.device), table.sin.to(self.device))
 
     def logits(self, h_ND: Tensor) -> Tensor:
-        return self.head(self.norm(h_ND))
+        return self.head.project(self.norm.scale(h_ND))
+
+    def prepare(self) -> "Transformer":
+        """Freezes the weights for inference and packs them where the machine has a faster layout."""
+        self.requires_grad_(False)
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.attention.pack()
+            layer.mlp.pack()
+        self.head.pack()
+        return self.eval()
