@@ -1,0 +1,83 @@
+"""Text to ids and back, and chat prompts. A small surface over transformers, which is imported only when it is used."""
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from stepsaver.engine.errors import UsageError
+
+
+class Message(TypedDict):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class TextTokenizer:
+    """The tokenizer of a model folder. No checkpoint's code runs, and encoding adds no tokens of its own accord.
+
+    A chat template writes the special tokens it wants into the text, and the harness's own adapter adds none either.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tokenizer = _load(folder)
+        self._special = {str(token): int(i) for token, i in self._tokenizer.get_added_vocab().items()}
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
+        return self._tokenizer.decode(
+            list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False
+        )
+
+    @property
+    def chat_template(self) -> str | None:
+        template = self._tokenizer.chat_template
+        return template if isinstance(template, str) else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.chat_template is not None
+
+    def chat_prompt(self, messages: Sequence[Message], *, opens_answer: bool = True) -> str:
+        """The text that a conversation becomes.
+
+        `opens_answer` ends it where the answer begins; without it the last message, an answer's beginning, stays open.
+        """
+        if not self.has_chat_template:
+            raise UsageError(f"the tokenizer in {self.folder} has no chat template")
+        return self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=opens_answer,
+            continue_final_message=not opens_answer,
+        )
+
+    def added_token(self, text: str) -> int | None:
+        """The id of a token that is matched whole, such as `<|im_end|>`, or None."""
+        return self._special.get(text)
+
+    @property
+    def fingerprint(self) -> str:
+        """A name that changes with the chat template; the harness keys its prompts by it."""
+        template = hashlib.sha256((self.chat_template or "").encode()).hexdigest()[:8]
+        return f"{self.folder.name}-{template}"
+
+
+def _load(folder: Path) -> Any:
+    import transformers
+
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it remarks on model types that it does not know; only files count here
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(f"no usable tokenizer in {folder}: {reason}") from None
+    finally:
+        transformers.logging.set_verbosity(level)
