@@ -68,7 +68,7 @@ def test_word_problems_with_the_same_numbers_are_the_same_problem() -> None:
         start = re.search(r"has (\d+) ", problem.prompt)
         assert start is not None
         operations = "".join(f"{operator}{operand}" for _, operator, operand, _ in EQUATION.findall(problem.answer))
-        assert problem.identity.removesuffix("together") == f"{start[1]}{operations}"
+        assert problem.identity == f"{start[1]}{operations}"
 
 
 def test_every_worked_answer_is_right() -> None:
@@ -118,8 +118,8 @@ def solve(text: str) -> int:
             have[name] += number
         else:
             have[name] -= number
-    asked = [name for name in NAMES if name in sentences[-1]]
-    return sum(have[name] for name in asked)
+    (asked,) = [name for name in NAMES if name in sentences[-1]]
+    return have[asked]
 
 
 def test_questions_have_four_choices_and_the_right_answer() -> None:
@@ -211,14 +211,14 @@ def test_every_instruction_can_be_obeyed_and_disobeyed() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_texts_survive_the_tokenizer_without_unknown_tokens(task: str, tokenizer: Tokenizer) -> None:
     for problem in [*some_problems(task), *evaluation_problems(task)]:
-        for text in (prompt_text(problem.prompt), problem.answer, *problem.document.get("choices", ())):
+        for text in (problem.prompt, problem.answer, *problem.document.get("choices", ())):
             ids = tokenizer.encode(text).ids
             assert UNKNOWN_ID not in ids
-            assert tokenizer.decode(ids, skip_special_tokens=False) == text
+            assert tokenizer.decode(ids) == text
 
 
 def test_digits_are_single_tokens(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("12 + 7 = 19").tokens == ["1", "2", " +", " 7", " =", " 1", "9"]
+    assert tokenizer.encode("12 + 7 = 19").tokens == ["▁1", "2", "▁+", "▁7", "▁=", "▁1", "9"]
 
 
 def test_prompt_and_continuation_tokenize_as_the_two_together(tokenizer: Tokenizer) -> None:

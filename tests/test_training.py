@@ -34,6 +34,7 @@ from stepsaver.training.measure import wilson_interval
 from stepsaver.training.network import initial_model, losses, unit_logits
 from stepsaver.training.recipe import Recipe
 
+VOCABULARY = 185
 TINY = Recipe(
     layers=3,
     hidden=16,
@@ -63,7 +64,7 @@ def samples(tokenizer: Tokenizer) -> list[Sample]:
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    config = TINY.model_config(vocab=343, mask_id=MASK_ID, stop_id=END_ID)
+    config = TINY.model_config(vocab=VOCABULARY, mask_id=MASK_ID, stop_id=END_ID)
     return initial_model(config, seed=1, deviation=0.3).to(torch.float64)
 
 
@@ -263,7 +264,7 @@ def test_the_rate_is_constant_until_the_decay_and_ends_low() -> None:
 
 
 def test_an_exported_checkpoint_gives_the_same_logits(tmp_path: Path, samples: list[Sample]) -> None:
-    config = TINY.model_config(vocab=343, mask_id=MASK_ID, stop_id=END_ID)
+    config = TINY.model_config(vocab=VOCABULARY, mask_id=MASK_ID, stop_id=END_ID)
     model = initial_model(config, seed=2, deviation=0.1)
     export_checkpoint(model, tmp_path)
     loaded = load_model(tmp_path, dtype=torch.float32)

@@ -23,6 +23,7 @@ class Sample:
     answer_start: int
     answer_end: int  # behind the stop token; what follows is padding
     block_size: int
+    weight: float = 1.0  # of its loss
 
     @property
     def blocks(self) -> int:
@@ -38,19 +39,20 @@ class Sample:
         return [*following, *([NO_TARGET] * (self.block_size - len(following)))]
 
 
-def encode(problem: Problem, tokenizer: Tokenizer, *, block_size: int) -> Sample:
+def encode(problem: Problem, tokenizer: Tokenizer, *, block_size: int, weight: float = 1.0) -> Sample:
     prompt = tokenizer.encode(prompt_text(problem.prompt)).ids
     tokens = [*prompt, *tokenizer.encode(problem.answer).ids, END_ID]
     end = len(tokens)
     tokens += [END_ID] * (-end % block_size)
-    return Sample(tokens, len(prompt), end, block_size)
+    return Sample(tokens, len(prompt), end, block_size, weight)
 
 
 def draw(random: Random, recipe: Recipe, *, split: Split) -> Problem:
     """A problem of any task, tasks in the recipe's proportion."""
-    others = (1 - recipe.word_problem_share) / 2
+    share = recipe.word_problem_share
+    others = (1 - share) / 2
     tasks = (word_problems.TASK, questions.TASK, instructions.TASK)
-    make = MAKERS[random.choices(tasks, (recipe.word_problem_share, others, others))[0]]
+    make = MAKERS[random.choices(tasks, (share, others, others))[0]]
     while (problem := make(random)).split != split:
         pass
     return problem
@@ -62,7 +64,9 @@ def make_batch(recipe: Recipe, tokenizer: Tokenizer, *, step: int, stage: Stage,
     sheet = Sheet(recipe.block_size, MOST_BLOCKS)
     capacity = recipe.units(stage)
     while True:
-        sample = encode(draw(random, recipe, split=split), tokenizer, block_size=recipe.block_size)
+        problem = draw(random, recipe, split=split)
+        weight = 1.0 if problem.task == word_problems.TASK else recipe.short_weight
+        sample = encode(problem, tokenizer, block_size=recipe.block_size, weight=weight)
         trial = Sheet(recipe.block_size, MOST_BLOCKS)
         add_sample(trial, sample, recipe, random, stage=stage)
         if len(sheet) + len(trial) > capacity:
@@ -112,7 +116,7 @@ def add_clean(sheet: Sheet, sample: Sample) -> list[int]:
     for block in range(sample.blocks - 1):
         answer_follows = (block + 1) * sample.block_size >= sample.answer_start
         weights = [0.0] * sample.block_size
-        weights[-1] = float(answer_follows)
+        weights[-1] = sample.weight * answer_follows
         unit = sheet.add(
             sample.block(block), block=block, earlier=list(clean), targets=sample.next_tokens(block), weights=weights
         )
@@ -201,4 +205,4 @@ def _weight(sample: Sample, position: int, recipe: Recipe) -> float:
     """The loss weight of a token by its place: the answer counts, padding a little, the prompt and the end not."""
     if position < sample.answer_start or position >= len(sample.tokens):
         return 0.0
-    return 1.0 if position < sample.answer_end else recipe.padding_weight
+    return sample.weight * (1.0 if position < sample.answer_end else recipe.padding_weight)

@@ -27,8 +27,8 @@ class Recipe:
 
     autoregressive_steps: int = 2000
     joint_steps: int = 2000
-    autoregressive_units: int = 64  # blocks of rows in a step of the first stage
-    joint_units: int = 128
+    autoregressive_units: int = 40  # blocks of rows in a step of the first stage
+    joint_units: int = 96
     autoregressive_rate: float = 2e-3
     joint_rate: float = 1.2e-3
     final_rate: float = 2e-5
@@ -38,7 +38,8 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.97)
     clip_norm: float = 1.0
 
-    word_problem_share: float = 0.6  # of the problems; the other two tasks share the rest equally
+    word_problem_share: float = 0.5  # of the problems; the other two tasks share the rest equally
+    short_weight: float = 2.0  # of the answers of the other two tasks, which have a fifth of the tokens
     variants: int = 3  # noisy copies of an answer's block with masks as in decoding
     complementary_share: float = 0.35  # of the answer blocks that also get a pair of complementary random masks
     later_weight: float = 0.1  # of masked rows behind the sub-block being decoded

@@ -13,8 +13,9 @@ from stepsaver.evaluation.embedded.words import NAMES, THINGS
 TASK = "mini_gsm8k"
 STEP_COUNTS = (2, 3, 3, 4)
 LARGEST = 99
-ADDENDS = range(2, 31)
+ADDENDS = (*range(2, 10), 10, 20, 30)
 FACTORS = range(2, 6)
+LARGEST_FACTOR = 20  # of the other factor, and of a quotient
 STEP_KINDS = ("gain", "lose", "split", "compare", "multiply")
 
 
@@ -29,8 +30,7 @@ class Story:
     sentences: list[str] = field(default_factory=list)
     working: list[str] = field(default_factory=list)
     signature: list[str] = field(default_factory=list)
-    owner_before: str | None = None
-    value_before: int | None = None
+    handed_over: bool = False
 
     def calculate(self, operator: str, operand: int, *, subject: str, unit: str) -> None:
         left = self.value
@@ -69,22 +69,16 @@ def _middle_step(story: Story, random: Random) -> None:
             return
         if kind == "split" and _split(story, random):
             return
-        if kind == "compare" and story.owner_before is None and _compare(story, random):
+        if kind == "compare" and not story.handed_over and _compare(story, random):
             return
-        if kind == "multiply" and story.owner_before is None and _multiply(story, random):
+        if kind == "multiply" and not story.handed_over and _multiply(story, random):
             return
     raise AssertionError(f"no step is possible from {story.value}")
 
 
 def _closing_step(story: Story, random: Random) -> str | None:
     """A last step that asks for something else than what the owner has, or None for an ordinary last step."""
-    together = story.value_before is not None and story.value + story.value_before <= LARGEST
-    if together and random.random() < 0.5:
-        assert story.value_before is not None
-        story.calculate("+", story.value_before, subject="They have", unit=story.thing)
-        story.signature.append("together")
-        return f"How many {story.thing} do {story.owner_before} and {story.owner} have together?"
-    prices = [price for price in FACTORS if story.value * price <= LARGEST]
+    prices = _factors(story.value)
     if prices and random.random() < 0.4:
         price = random.choice(prices)
         story.sentences.append(f"{story.owner} sells them for {price} coins each.")
@@ -114,7 +108,7 @@ def _lose(story: Story, random: Random) -> bool:
 
 
 def _split(story: Story, random: Random) -> bool:
-    possible = [n for n in FACTORS if story.value % n == 0 and story.value // n >= 2]
+    possible = [n for n in FACTORS if story.value % n == 0 and 2 <= story.value // n <= LARGEST_FACTOR]
     if not possible:
         return False
     n = random.choice(possible)
@@ -137,7 +131,7 @@ def _compare(story: Story, random: Random) -> bool:
 
 
 def _multiply(story: Story, random: Random) -> bool:
-    possible = [n for n in FACTORS if story.value * n <= LARGEST]
+    possible = _factors(story.value)
     if not possible:
         return False
     n = random.choice(possible)
@@ -148,6 +142,9 @@ def _multiply(story: Story, random: Random) -> bool:
 
 def _hand_over(story: Story, relation: str) -> None:
     """The friend, described by a relation to the owner, becomes the one the story goes on about."""
-    story.owner_before, story.value_before = story.owner, story.value
-    story.owner = story.friend
-    story.sentences.append(f"{story.owner} has {relation} {story.owner_before}.")
+    story.sentences.append(f"{story.friend} has {relation} {story.owner}.")
+    story.owner, story.handed_over = story.friend, True
+
+
+def _factors(value: int) -> list[int]:
+    return [n for n in FACTORS if value <= LARGEST_FACTOR and value * n <= LARGEST]
