@@ -1,0 +1,76 @@
+"""What one request gave, in full, so that it can be stored before anything is scored and answered from store later."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.trace import SampleStep
+
+InferencePath = Literal["generation", "scoring"]
+
+
+class RequestKey(NamedTuple):
+    """Which request of which document; `repeat` counts the copies of a request that a task asks for."""
+
+    task: str
+    document: int
+    request: int
+    repeat: int
+
+    def __str__(self) -> str:
+        return f"{self.task} document {self.document} request {self.request} repeat {self.repeat}"
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """`ids` are the generated tokens, with the stop token, or the continuation that was scored."""
+
+    key: RequestKey
+    path: InferencePath
+    digest: str  # of all that the answer depends on besides the engine
+    prompt_tokens: int
+    tokens_cut: int  # from the left of a prompt that was too long
+    ids: tuple[int, ...]
+    text: str | None = None
+    loglikelihood: float | None = None
+    is_greedy: bool | None = None
+    finish: str | None = None
+    denoising_steps: int = 0
+    steps: tuple[SampleStep, ...] = ()  # for the trace; not part of the stored line
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+
+def request_digest(arguments: tuple[Any, ...]) -> str:
+    """Identifies a request by its content: the prompt and the generation keywords, or context and continuation."""
+    return hashlib.sha256(json.dumps(arguments, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def count_denoising_steps(steps: tuple[SampleStep, ...]) -> int:
+    return sum(step.kind in ("full", "sub", "reused") for step in steps)
+
+
+def record_to_json(record: RequestRecord) -> dict[str, Any]:
+    fields = {name: value for name, value in asdict(record).items() if name not in ("key", "steps")}
+    return {**record.key._asdict(), **fields, "ids": list(record.ids), "tokens": record.tokens}
+
+
+def record_from_json(line: Mapping[str, Any]) -> RequestRecord:
+    fields = dict(line)
+    fields.pop("tokens", None)
+    try:
+        key = RequestKey(*(fields.pop(name) for name in RequestKey._fields))
+        return RequestRecord(key=key, ids=tuple(fields.pop("ids")), **fields)
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"not a stored request: {error}") from None
+
+
+def require_same_request(record: RequestRecord, digest: str) -> None:
+    """A stored answer to another prompt would be scored as if it were to this one."""
+    if record.digest != digest:
+        raise UsageError(f"the stored answer to {record.key} belongs to another prompt or other generation keywords")

@@ -1,0 +1,274 @@
+"""From a task's name to lm-eval's task objects, with everything checked that would fail after generation.
+
+The harness's own definitions are used, file by file; what we change is laid over them in its index: local documents,
+GPQA's shuffle, HumanEval's scorer, and the prompts of our variants.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stepsaver.engine.errors import UsageError
+from stepsaver.evaluation import gpqa, humaneval, local_data
+from stepsaver.evaluation.hub_access import dataset_problem, reachable_hub
+from stepsaver.evaluation.ifeval import require_ifeval
+from stepsaver.evaluation.records import InferencePath
+from stepsaver.evaluation.sandbox import require_sandbox
+from stepsaver.evaluation.task_registry import (
+    TaskDeclaration,
+    find_declaration,
+    harness_names,
+    package_folder,
+    unknown_task,
+)
+
+FEWSHOT_SEED = 1234  # lm-eval's own
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """`metric` is for tasks without a declaration; a declared task's accuracy is what its declaration says."""
+
+    data_dir: Path | None = None
+    num_fewshot: int | None = None
+    metric: str | None = None
+    confirm_run_unsafe_code: bool = False
+
+
+@dataclass(frozen=True)
+class LoadedTask:
+    """A task, or a group of tasks, ready to be evaluated. `harness` is what lm-eval's `evaluate` takes."""
+
+    name: str
+    path: InferencePath
+    accuracy: str
+    beside: tuple[str, ...]
+    runs_unsafe_code: bool
+    harness: dict[str, Any]
+
+
+def load_task(name: str, options: TaskOptions | None = None) -> LoadedTask:
+    """Checks and loads a task, documents included. Do this before a model is loaded, for most mistakes show here."""
+    options = options or TaskOptions()
+    declaration, manager = _locate(name)
+    _require_preparation(name, declaration, options)
+    index = manager.task_index
+    base = name.removesuffix(declaration.suffix) if declaration else name
+    changed = _changed_entries(index, base, declaration, options)
+    is_local = bool(options.data_dir or (declaration and declaration.data))
+    is_gated = bool(declaration and declaration.preparation == "gpqa")
+    with _laid_over(index, changed), _quiet_harness(), contextlib.nullcontext() if is_local else reachable_hub():
+        harness = _load(manager, name, is_gated=is_gated)
+    for task in harness["tasks"].values():
+        _set_fewshot(task, options.num_fewshot)
+    return _loaded(name, declaration, options, harness)
+
+
+def _require_preparation(name: str, declaration: TaskDeclaration | None, options: TaskOptions) -> None:
+    preparation = declaration.preparation if declaration else None
+    if preparation == "ifeval":
+        require_ifeval()
+    if preparation == "humaneval":
+        require_sandbox(confirmed=options.confirm_run_unsafe_code, task=name)
+
+
+def _locate(name: str) -> tuple[TaskDeclaration | None, Any]:
+    """The declaration that holds for a name, and an index that has it. A pattern may cover names it has no task for."""
+    declaration = find_declaration(name)
+    if declaration is not None:
+        manager = _index_of([package_folder(place) for place in (declaration.source, declaration.groups) if place])
+        if name.removesuffix(declaration.suffix) in manager.task_index:
+            return declaration, manager
+    if name not in harness_names():
+        raise unknown_task(name)
+    file = harness_names()[name]
+    return None, _index_of([file.parent] if file else None)
+
+
+def _index_of(folders: list[Path] | None) -> Any:
+    """An index of a few folders takes a tenth of a second. Groups that we do not declare need the whole one."""
+    from lm_eval.tasks import TaskManager
+
+    if folders is not None:
+        return TaskManager(include_defaults=False, include_path=folders)
+    logger.warning("building lm-eval's whole task index, which takes half a minute")
+    return TaskManager()
+
+
+def _changed_entries(
+    index: Mapping[str, Any], base: str, declaration: TaskDeclaration | None, options: TaskOptions
+) -> dict[str, Any]:
+    """New index entries for the tasks below `base`, under their own names or under those of a variant."""
+    suffix = declaration.suffix if declaration else ""
+    entries = {}
+    missing = []
+    for leaf in _leaves(index, base):
+        config = _config(index[leaf], declaration)
+        if not _take_local_documents(config, leaf, declaration, options):
+            missing.append(leaf)
+        config["task"] = leaf + suffix
+        entries[leaf + suffix] = replace(index[leaf], name=leaf + suffix, yaml_path=None, cfg=config)
+    if missing:
+        folder, present = options.data_dir, sorted(set(entries) - {leaf + suffix for leaf in missing})
+        raise UsageError(
+            f"{folder} has no documents for {len(missing)} of {len(entries)} tasks of {base}: {', '.join(missing[:3])}"
+            f"{', ...' if len(missing) > 3 else ''}; there are: {', '.join(present) or 'none'}"
+        )
+    if suffix and index[base].kind.name == "GROUP":
+        group = {**index[base].cfg, "group": base + suffix, "task": sorted(entries)}
+        entries[base + suffix] = replace(index[base], name=base + suffix, yaml_path=None, cfg=group)
+    return entries
+
+
+def _leaves(index: Mapping[str, Any], name: str) -> list[str]:
+    """The single tasks below a name."""
+    entry = index[name]
+    if entry.kind.name == "TAG":
+        return sorted(entry.tags)
+    if entry.kind.name != "GROUP":
+        return [name]
+    members = [member if isinstance(member, str) else member.get("task") for member in entry.cfg["task"]]
+    return [leaf for member in members if member in index for leaf in _leaves(index, member)]
+
+
+def _config(entry: Any, declaration: TaskDeclaration | None) -> dict[str, Any]:
+    """The official definition with our changes."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    preparation = declaration.preparation if declaration else None
+    try:
+        config = load_yaml(entry.yaml_path, resolve_func=preparation != "humaneval")
+    except (ImportError, AssertionError) as error:
+        raise UsageError(f"task {entry.name} cannot be loaded: {str(error).splitlines()[0]}") from None
+    if preparation == "humaneval":
+        config |= humaneval.scorer_changes(entry.name)
+    if preparation == "gpqa":
+        config["process_docs"] = gpqa.process_docs
+    return config | dict(declaration.changes if declaration else ())
+
+
+def _take_local_documents(
+    config: dict[str, Any], leaf: str, declaration: TaskDeclaration | None, options: TaskOptions
+) -> bool:
+    """Points a task at local files. False where what it evaluates is not there."""
+    folder = package_folder(declaration.data) if declaration and declaration.data else options.data_dir
+    if folder is None:
+        return True
+    local_data.require_folder(folder)
+    source = local_data.DataSource(leaf, config.get("dataset_path") or leaf, config.get("dataset_name"))
+    evaluated = config.get("test_split") or config.get("validation_split")
+    splits: dict[str, Any] = {}
+    for key in ("test_split", "validation_split", "training_split", "fewshot_split"):
+        split = config.get(key)
+        if split is None or split in splits:
+            continue
+        rows = local_data.read_split(folder, source, split, is_evaluated=split == evaluated)
+        if rows is not None:
+            splits[split] = rows
+        elif split == evaluated:
+            return False
+        elif split == _fewshot_split(config, options.num_fewshot):
+            raise UsageError(f"{folder} has no {split} documents for {leaf}, which its few-shot examples come from")
+        else:
+            config[key] = None
+    config["custom_dataset"] = _Documents(splits)
+    return True
+
+
+def _fewshot_split(config: Mapping[str, Any], num_fewshot: int | None) -> str | None:
+    """Where lm-eval takes examples from, if it needs any from the documents."""
+    shots = config.get("num_fewshot") if num_fewshot is None else num_fewshot
+    if not shots or (config.get("fewshot_config") or {}).get("samples"):
+        return None
+    return config.get("fewshot_split") or config.get("training_split") or config.get("validation_split")
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """What lm-eval calls instead of the hub. It passes the task's metadata, which says nothing about documents."""
+
+    splits: dict[str, list[dict[str, Any]]]
+
+    def __call__(self, **_: Any) -> dict[str, Any]:
+        from datasets import Dataset
+
+        return {split: Dataset.from_list(rows) for split, rows in self.splits.items()}
+
+
+def _load(manager: Any, name: str, *, is_gated: bool) -> dict[str, Any]:
+    try:
+        return manager.load([name])
+    except Exception as error:
+        problem = dataset_problem(name, error, is_gated=is_gated)
+        if problem is None:
+            raise
+        raise problem from None
+
+
+def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
+    """As lm-eval does it, except that shots for a task that is 0-shot by definition are an error and not ignored."""
+    own = task.get_config("num_fewshot")
+    if num_fewshot is not None and own == 0 and num_fewshot:
+        raise UsageError(f"{task.config.task} is a 0-shot task by definition; {num_fewshot} shots cannot be had")
+    if num_fewshot is not None or own is None:
+        task.set_config(key="num_fewshot", value=num_fewshot or 0)
+    task.set_fewshot_seed(seed=FEWSHOT_SEED)
+
+
+def _loaded(
+    name: str, declaration: TaskDeclaration | None, options: TaskOptions, harness: dict[str, Any]
+) -> LoadedTask:
+    tasks = harness["tasks"].values()
+    keys = list(dict.fromkeys(key for task in tasks for key in metric_keys(task)))
+    if declaration is None and options.metric is None:
+        raise UsageError(f"task {name} has no declared accuracy; name its metric, one of {' '.join(keys)}")
+    accuracy = options.metric or (declaration.accuracy if declaration else "")
+    if accuracy not in keys:
+        raise UsageError(f"task {name} has no metric {accuracy!r}; it has {' '.join(keys)}")
+    scores = all(task.OUTPUT_TYPE != "generate_until" for task in tasks)
+    return LoadedTask(
+        name,
+        path="scoring" if scores else "generation",
+        accuracy=accuracy,
+        beside=declaration.beside if declaration else (),
+        runs_unsafe_code=any(getattr(task, "UNSAFE_CODE", False) for task in tasks),
+        harness=harness,
+    )
+
+
+def metric_keys(task: Any) -> list[str]:
+    """The keys that a task's results will have: every metric under every filter."""
+    metrics = [humaneval_key if metric == "pass_at_k" else metric for metric in task.aggregation()]
+    filters = [each.name for each in task._filters]
+    return [f"{metric},{name}" for metric in metrics for name in filters]
+
+
+humaneval_key = "pass@1"  # what `pass_at_k` reports under
+
+
+@contextlib.contextmanager
+def _laid_over(index: dict[str, Any], entries: Mapping[str, Any]) -> Iterator[None]:
+    before = {name: index[name] for name in entries if name in index}
+    index.update(entries)
+    try:
+        yield
+    finally:
+        for name in entries:
+            index.pop(name)
+        index.update(before)
+
+
+@contextlib.contextmanager
+def _quiet_harness() -> Iterator[None]:
+    """It warns about every task with documents of its own."""
+    harness = logging.getLogger("lm_eval")
+    level = harness.level
+    harness.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        harness.setLevel(level)

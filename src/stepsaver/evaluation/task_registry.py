@@ -1,0 +1,124 @@
+"""The tasks we know: one file each under `tasks/`, which says where lm-eval defines it and what its accuracy is.
+
+The accuracy of a task is declared, never guessed by trying keys. Any other task of lm-eval runs too, if the caller
+names the metric.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.evaluation.records import InferencePath
+
+DECLARATIONS = Path(__file__).parent / "tasks"
+Preparation = Literal["gpqa", "humaneval", "ifeval"]
+# A name of lm-eval's in one of its files: `task: x`, `group: "x"`, or an entry of a list below such a key.
+NAMED = re.compile(r"""^["']?(task|group|tag)["']?\s*:\s*["']?([\w.+-]+)["']?\s*(?:#.*)?$""", re.MULTILINE)
+LISTED = re.compile(r"""^["']?(?:tag|group)["']?\s*:\s*\n((?:\s*-\s*["']?[\w.+-]+["']?\s*\n)+)""", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class TaskDeclaration:
+    """What we know of a task. Folders are given as `package/folder/...`."""
+
+    name: str
+    source: str  # the folder of lm-eval's files, or of our own
+    path: InferencePath
+    accuracy: str  # `metric,filter`, the key in lm-eval's results
+    beside: tuple[str, ...] = ()  # metrics reported next to it
+    groups: str | None = None  # a further folder, where lm-eval keeps the group apart from its tasks
+    also: tuple[str, ...] = ()  # patterns of further names in the source that this declaration holds for
+    variant_of: str | None = None  # the lm-eval name that `changes` are laid over
+    changes: tuple[tuple[str, Any], ...] = ()
+    preparation: Preparation | None = None
+    data: str | None = None  # the folder of the task's own files, if it ships with them
+    summary: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """What the name of a variant adds to the name it varies."""
+        return self.name.removeprefix(self.variant_of) if self.variant_of else ""
+
+    def covers(self, name: str) -> bool:
+        return name == self.name or any(fnmatchcase(name, pattern) for pattern in self.also)
+
+
+@cache
+def task_declarations() -> dict[str, TaskDeclaration]:
+    """All declarations by name."""
+    return {path.stem: _read(path) for path in sorted(DECLARATIONS.glob("*.yaml"))}
+
+
+def find_declaration(name: str) -> TaskDeclaration | None:
+    """The declaration that holds for a name: its own, else the one whose most specific pattern covers it."""
+    known = task_declarations()
+    if name in known:
+        return known[name]
+    covering = [each for each in known.values() if each.covers(name)]
+    return max(covering, key=lambda each: len(each.suffix), default=None)
+
+
+def package_folder(location: str) -> Path:
+    """The folder that `package/folder/...` means on this machine."""
+    package, _, rest = location.partition("/")
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UsageError(f"package {package} is not installed; it has the tasks in {location}")
+    return Path(spec.submodule_search_locations[0]) / rest
+
+
+@cache
+def harness_names() -> dict[str, Path | None]:
+    """Every name that lm-eval's own task files mention, with the file if it is a single task.
+
+    A scan of the text takes a second; building the harness's index takes half a minute, too long to answer a typing
+    mistake.
+    """
+    names: dict[str, Path | None] = {}
+    for path in sorted(package_folder("lm_eval/tasks").rglob("*.yaml")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for kind, name in NAMED.findall(text):
+            names.setdefault(name, path if kind == "task" else None)
+        for block in LISTED.findall(text):
+            for name in re.findall(r"[\w.+-]{2,}", block):
+                names.setdefault(name, None)
+    return names
+
+
+def unknown_task(name: str) -> UsageError:
+    """Our own names come first: a task that we declare is the likelier one to be meant."""
+    ours = unknown_name("task", name, task_declarations())
+    nearest = str(ours).rpartition("nearest: ")[2].split(", ")
+    if len(nearest) < len(task_declarations()):
+        return ours
+    return unknown_name("task", name, harness_names())
+
+
+def _read(path: Path) -> TaskDeclaration:
+    text = path.read_text(encoding="utf-8")
+    content = yaml.safe_load(text)
+    _require_keys(path, content)
+    for name in ("beside", "also"):
+        content[name] = tuple(content.get(name, ()))
+    content["changes"] = tuple(content.get("changes", {}).items())
+    return TaskDeclaration(name=path.stem, summary=text.splitlines()[0].lstrip("# "), **content)
+
+
+def _require_keys(path: Path, content: dict[str, Any]) -> None:
+    known = [field for field in fields(TaskDeclaration) if field.name not in ("name", "summary")]
+    unknown = content.keys() - {field.name for field in known}
+    missing = {field.name for field in known if field.default is MISSING} - content.keys()
+    if unknown or missing:
+        raise UsageError(f"{path}: unknown keys {_listed(unknown)}, missing keys {_listed(missing)}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,64 @@
+"""Tokens per second of either path. Loading and warm-up are kept apart: they happen once, whatever the task's size."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+from stepsaver.engine.trace import Trace
+from stepsaver.evaluation.records import InferencePath
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """`tokens` were generated, stop tokens included, or scored. Requests answered from store count nowhere."""
+
+    path: InferencePath
+    requests: int
+    tokens: int
+    prompt_tokens: int
+    decode_seconds: float  # all forwards and choices, prefill included
+    loading_seconds: float
+    warm_up_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.tokens / self.decode_seconds if self.decode_seconds else None
+
+    @property
+    def requests_per_second(self) -> float | None:
+        return self.requests / self.decode_seconds if self.decode_seconds else None
+
+
+@dataclass
+class Meter:
+    """Adds up what the requests of one path took."""
+
+    path: InferencePath
+    trace: Trace
+    requests: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    warm_up_seconds: float = 0.0
+
+    def warm_up(self, run: Callable[[Trace], object]) -> None:
+        """Runs a little ahead of the clock, once: first forwards allocate, tune and compile."""
+        if not self.warm_up_seconds:
+            started = perf_counter()
+            run(Trace())
+            self.warm_up_seconds = perf_counter() - started
+
+    def count(self, *, tokens: int, prompt_tokens: int) -> None:
+        self.requests += 1
+        self.tokens += tokens
+        self.prompt_tokens += prompt_tokens
+
+    def throughput(self, *, loading_seconds: float) -> Throughput:
+        return Throughput(
+            self.path,
+            self.requests,
+            self.tokens,
+            self.prompt_tokens,
+            self.trace.decode_seconds,
+            loading_seconds,
+            self.warm_up_seconds,
+        )
