@@ -52,5 +52,5 @@ def test_plain_logits(folder) -> None:
     cache = KeyValueCache(model.config, slots=1, capacity=rows, dtype=model.dtype, device=model.device)
     everything = rows_between(0, rows)
     plan = whole_plan("prefill", window=everything, reads=everything, layers=model.config.layers)
-    logits, _ = run_step(model, Memory(cache, None, model.rotations(rows)), [Step(0, 0, ids, 32, plan)])
+    logits = run_step(model, Memory(cache, None, model.rotations(rows)), [Step(0, 0, ids, 32, plan)]).logits
     assert torch.allclose(logits, stored["logits"][0], atol=1e-4, rtol=0)

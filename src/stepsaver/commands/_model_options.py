@@ -45,17 +45,17 @@ def choose_model(options: argparse.Namespace) -> ModelChoice:
     """Finds the folder and reads its configuration; whatever is wrong with the options is said here."""
     from stepsaver.engine.decoding import resolve_decoding
     from stepsaver.engine.models.config import read_config
-    from stepsaver.evaluation.model_source import mask_id_of_tokenizer, model_folder
+    from stepsaver.evaluation.model_source import read_mask_id, resolve_model
 
     if options.dtype not in DTYPES:
         raise UsageError(f"dtype {options.dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
     if options.batch_size < 1:
         raise UsageError(f"batch size {options.batch_size} is not positive")
-    folder = model_folder(options.model)
+    folder = resolve_model(options.model)
     config = read_config(folder)
     mask_id = options.mask_id
     if mask_id is None and config.mask_id is None:
-        mask_id = mask_id_of_tokenizer(folder)
+        mask_id = read_mask_id(folder)
     decoding = resolve_decoding(
         config,
         block_size=options.block_size,

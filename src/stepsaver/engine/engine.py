@@ -15,7 +15,7 @@ from stepsaver.engine.forward import Memory
 from stepsaver.engine.generate import decode
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.reuse.rule import ReuseRule, check_rules
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.state import Finish, Request, request_key
 from stepsaver.engine.trace import SampleStep, Trace
@@ -23,10 +23,11 @@ from stepsaver.engine.trace import SampleStep, Trace
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, and an identity for those who want a sample's random numbers to depend on it."""
+    """Token ids; an identity, if the sample's random numbers shall depend on it; a limit of its own, if it has one."""
 
     ids: tuple[int, ...]
     identity: str | None = None
+    max_new_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,10 @@ class Completion:
 
 
 class Engine:
-    """Decodes prompts with one model and one configuration. Keeps no state between calls."""
+    """Decodes prompts with one model and one configuration. Keeps no state between calls.
+
+    `reuse` rules are applied left to right. `checked` proves before each step that nothing stale is read.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class Engine:
         reuse: tuple[ReuseRule, ...] = (),
         max_batch: int = 1,
         decoding: Decoding | None = None,
+        checked: bool = False,
     ) -> None:
         if max_batch < 1:
             raise UsageError(f"batch size {max_batch} is not positive")
@@ -58,6 +63,8 @@ class Engine:
         self.rules = reuse
         self.max_batch = max_batch
         self.decoding = decoding or resolve_decoding(model.config)
+        self.checked = checked
+        check_rules(reuse, self.decoding, model.config.layers)
 
     def generate(
         self,
@@ -94,7 +101,7 @@ class Engine:
         trace.places = slots
         trace.cache_bytes = memory.cache.bytes + (memory.deltas.bytes if memory.deltas else 0)
         decoder = Decoder(
-            self.model, memory, self.decoding, self.policy, self.rules, sampling, slots, on_step, finished
+            self.model, memory, self.decoding, self.policy, self.rules, sampling, slots, self.checked, on_step, finished
         )
         for sample in decode(decoder, requests, trace):
             assert sample.ending is not None
@@ -105,18 +112,21 @@ class Engine:
         model, size = self.model, self.decoding.block_size
         capacity = (positions + size - 1) // size * size
         cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=model.dtype, device=model.device)
-        reused = frozenset[int]().union(*(rule.delta_layers(model.config.layers) for rule in self.rules))
+        layers = model.config.layers
+        probed = frozenset[int]().union(*(rule.probe_layers(layers) for rule in self.rules))
+        kept = probed.union(*(rule.delta_layers(layers) for rule in self.rules))
         deltas = None
-        if reused:
+        if kept:
             deltas = DeltaCache(
-                model.config, layers=reused, slots=slots, block_size=size, dtype=model.dtype, device=model.device
+                model.config, layers=kept, slots=slots, block_size=size, dtype=model.dtype, device=model.device
             )
-        return Memory(cache, deltas, model.rotations(capacity))
+        return Memory(cache, deltas, model.rotations(capacity), probed)
 
     def _request(self, place: int, prompt: Prompt | Sequence[int], max_new_tokens: int) -> Request:
         given = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
-        ids = check_prompt(given, self.model.config, self.decoding, max_new_tokens, f"prompt {place}")
-        return Request(ids, max_new_tokens, request_key(ids, given.identity))
+        limit = max_new_tokens if given.max_new_tokens is None else given.max_new_tokens
+        ids = check_prompt(given, self.model.config, self.decoding, limit, f"prompt {place}")
+        return Request(ids, limit, request_key(ids, given.identity))
 
 
 def check_prompt(

@@ -4,7 +4,7 @@ The rows of all samples are packed into one matrix, so every projection is one m
 samples are in. Consecutive layers that run the same rows share their index tensors (`packing.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from stepsaver.engine.attention import attend
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Layer, Transformer
-from stepsaver.engine.packing import PackedRun, Part, Step, pack_rows, pack_run, run_boundaries
+from stepsaver.engine.packing import PackedRun, Part, Step, Subset, pack_rows, pack_run, run_end
 
 
 class Memory(NamedTuple):
@@ -24,6 +24,10 @@ class Memory(NamedTuple):
     cache: KeyValueCache
     deltas: DeltaCache | None
     rotations: Rotation  # of all positions
+    probe_layers: frozenset[int] = frozenset()  # whose drift is measured
+
+
+Ask = Callable[[Sequence[Step], Tensor], Sequence[Step]]
 
 
 @dataclass
@@ -54,27 +58,49 @@ class Executed:
 class StepOutput(NamedTuple):
     logits: Tensor  # [rows read, V], sample by sample, in row order
     executed: Executed
+    drift: Tensor | None  # [rows], in the probe layers, where there are any
+    steps: Sequence[Step]  # with the plans as they were when their last layer had run
 
 
 @torch.inference_mode()
-def run_step(model: Transformer, memory: Memory, steps: Sequence[Step]) -> StepOutput:
-    """Runs the plans of several samples through all layers."""
+def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask | None = None) -> StepOutput:
+    """Runs the plans of several samples through all layers.
+
+    Where a plan says so, `ask` is given the drift measured so far and answers with the steps for the layers behind.
+    """
     executed = Executed()
     rows = pack_rows(steps, memory.cache.capacity, model.device)
     rotation = Rotation(memory.rotations.cos[rows.positions], memory.rotations.sin[rows.positions])
+    drift = None
+    if memory.probe_layers and memory.deltas is not None:
+        drift = torch.zeros(len(rows.tokens), dtype=torch.float32, device=model.device)
     h_ND = model.embedding(rows.tokens)
-    for first, last in run_boundaries(steps):
+    first = 0
+    while first < model.config.layers:
+        last = run_end(steps, first)
         run = pack_run(steps, first, rows=rows, rotation=rotation, deltas=memory.deltas)
         for index in range(first, last):
             layer = model.layers[index]
             assert isinstance(layer, Layer)
-            h_ND = _run_layer(layer, index, h_ND, run, memory, executed)
+            h_ND = _run_layer(layer, index, h_ND, run, memory, executed, drift)
+        if ask is not None and any(step.plan.ask_after == last - 1 for step in steps):
+            assert drift is not None, "a plan asks for a drift that nobody measures"
+            steps = ask(steps, drift)
+        first = last
     executed.head += h_ND.shape[0]
     logits = model.logits(h_ND) if h_ND.shape[0] else h_ND.new_empty((0, model.config.vocab))
-    return StepOutput(logits, executed)
+    return StepOutput(logits, executed, drift, steps)
 
 
-def _run_layer(layer: Layer, index: int, h_ND: Tensor, run: PackedRun, memory: Memory, executed: Executed) -> Tensor:
+def _run_layer(
+    layer: Layer,
+    index: int,
+    h_ND: Tensor,
+    run: PackedRun,
+    memory: Memory,
+    executed: Executed,
+    drift_N: Tensor | None,
+) -> Tensor:
     """One layer: rewrite keys and values, mix, add the deltas that ran and those that are reused."""
     queries = None
     if run.is_fused:
@@ -97,17 +123,18 @@ def _run_layer(layer: Layer, index: int, h_ND: Tensor, run: PackedRun, memory: M
     if queries is not None:
         delta = layer.attention.finish(attend(queries, memory.cache, index, run.segments))
         executed.count_attention(delta.shape[0])
-    _add(h_ND, delta, run.attention, None if deltas is None else deltas.attention)
+    probe = drift_N if index in memory.probe_layers else None
+    _add(h_ND, delta, run.attention, None if deltas is None else deltas.attention, probe)
     delta = None
     if run.mlp.ran.size:
         chosen = run.mlp.ran.select(h_ND)
         delta = layer.mlp(chosen)
         executed.count_mlp(chosen.shape[0])
-    _add(h_ND, delta, run.mlp, None if deltas is None else deltas.mlp)
+    _add(h_ND, delta, run.mlp, None if deltas is None else deltas.mlp, probe)
     return h_ND
 
 
-def _add(h_ND: Tensor, delta: Tensor | None, part: Part, stored: Tensor | None) -> None:
+def _add(h_ND: Tensor, delta: Tensor | None, part: Part, stored: Tensor | None, drift_N: Tensor | None) -> None:
     """Adds a part's delta to the rows that ran and, from the cache, to those that did not; keeps what ran."""
     if delta is not None:
         if part.ran.places is None:
@@ -115,6 +142,8 @@ def _add(h_ND: Tensor, delta: Tensor | None, part: Part, stored: Tensor | None) 
         else:
             h_ND.index_add_(0, part.ran.places, delta)
         if stored is not None:
+            if drift_N is not None:
+                _measure_drift(drift_N, delta, stored[part.ran_delta_index], part.ran)
             stored.index_copy_(0, part.ran_delta_index, delta)
     if part.reused.size:
         assert stored is not None, "a plan reuses a layer whose deltas nobody keeps"
@@ -123,3 +152,12 @@ def _add(h_ND: Tensor, delta: Tensor | None, part: Part, stored: Tensor | None) 
             h_ND += cached
         else:
             h_ND.index_add_(0, part.reused.places, cached)
+
+
+def _measure_drift(drift_N: Tensor, delta: Tensor, before: Tensor, rows: Subset) -> None:
+    """Raises each row's drift to the relative change of this delta. The caller knows whose old delta means anything."""
+    change = (torch.linalg.vector_norm(delta - before, dim=-1) / torch.linalg.vector_norm(delta, dim=-1)).float()
+    if rows.places is None:
+        torch.maximum(drift_N, change, out=drift_N)
+    else:
+        drift_N[rows.places] = torch.maximum(drift_N[rows.places], change)

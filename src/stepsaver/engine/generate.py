@@ -9,17 +9,19 @@ from collections.abc import Iterable, Iterator
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
+from stepsaver.engine.checks import assert_current
 from stepsaver.engine.decode.policy import Candidates
-from stepsaver.engine.decoder import Decoder, Executions, StepEvent, execute
+from stepsaver.engine.decoder import Decoder, Executions, StepEvent, execute, view_of
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import commit_plan, prefill_plan
 from stepsaver.engine.reuse.rule import plan_step
-from stepsaver.engine.rows import row_index, row_list
+from stepsaver.engine.rows import Rows, row_index, row_list, rows_between
 from stepsaver.engine.sampling import Proposals
-from stepsaver.engine.state import BlockState, Ending, Request, Sample, ending_of, new_block
+from stepsaver.engine.state import BlockState, Ending, OptionScores, Request, Sample, ending_of, new_block
 from stepsaver.engine.trace import ForwardRecord, Trace, sample_step
-from stepsaver.engine.view import StepView, step_view
+from stepsaver.engine.view import StepView
 
 PREFILL_ROWS = 2048  # of one forward; bounds its memory, longer prompts take several
 
@@ -48,19 +50,27 @@ def decode(decoder: Decoder, requests: Iterable[Request], trace: Trace) -> Itera
 def _join(decoder: Decoder, index: int, request: Request, *, slot: int) -> Sample:
     """A sample with its slot. The prompt's whole blocks are context, the rest opens the first block."""
     whole = len(request.prompt) // decoder.decoding.block_size * decoder.decoding.block_size
-    block = _new_block(decoder, whole, request.prompt[whole:])
+    block = _new_block(decoder, request, whole, request.prompt[whole:])
     sample = Sample(index, request, slot, context=list(request.prompt[:whole]), block=block)
     sample.ending = ending_of(sample, decoder.decoding.stop_ids)
     return sample
 
 
-def _new_block(decoder: Decoder, start: int, given: tuple[int, ...]) -> BlockState:
-    return new_block(start, given, decoding=decoder.decoding, layers=decoder.model.config.layers)
+def _new_block(decoder: Decoder, request: Request, start: int, given: tuple[int, ...]) -> BlockState:
+    block = new_block(start, given, decoding=decoder.decoding, layers=decoder.model.config.layers)
+    if request.options is not None:  # rows behind a continuation that is scored stay masked
+        block.sealed = block.masked & ~rows_between(0, max(0, request.end - start))
+    return block
 
 
-def _open_block(decoder: Decoder, sample: Sample, first_token: int) -> None:
+def _open_block(decoder: Decoder, sample: Sample, proposed: Proposals) -> None:
     """Starts the block behind the context with the token that the context's last row predicts."""
-    sample.block = _new_block(decoder, len(sample.context), (first_token,))
+    start, token = len(sample.context), int(proposed.tokens[0])
+    options = sample.request.options_at(start)
+    if options:
+        sample.scores[start] = OptionScores(proposed.option_scores[0], token)
+        token = options[0]
+    sample.block = _new_block(decoder, sample.request, start, (token,))
     sample.ending = ending_of(sample, decoder.decoding.stop_ids)
 
 
@@ -85,7 +95,7 @@ def _prefill(decoder: Decoder, samples: list[Sample], trace: Trace, *, waiting: 
         for sample, step, proposed in zip(members, steps, executions.proposals, strict=True):
             _enter(decoder, sample, step, revealed=step.plan.reads.bit_count())
             if step.plan.reads:
-                _open_block(decoder, sample, int(proposed.tokens[0]))
+                _open_block(decoder, sample, proposed)
         _record(trace, members, executions, started=started, waiting=waiting)
 
 
@@ -107,10 +117,10 @@ def _context_step(decoder: Decoder, sample: Sample, start: int, stop: int) -> St
 def _tick(decoder: Decoder, samples: list[Sample], trace: Trace, *, waiting: int) -> None:
     """Gives every sample its next step: plans them, runs them in one forward, reveals rows and opens blocks."""
     started = perf_counter()
-    views = [_view(decoder, sample.block) for sample in samples]
+    views = [view_of(decoder, sample.block) for sample in samples]
     steps = [_plan(decoder, sample, view) for sample, view in zip(samples, views, strict=True)]
     executions = execute(decoder, samples, steps)
-    for sample, view, step, proposed in zip(samples, views, steps, executions.proposals, strict=True):
+    for sample, view, step, proposed in zip(samples, views, executions.steps, executions.proposals, strict=True):
         if step.plan.kind == "commit":
             _move_on(decoder, sample, step, proposed)
         else:
@@ -118,20 +128,12 @@ def _tick(decoder: Decoder, samples: list[Sample], trace: Trace, *, waiting: int
     _record(trace, samples, executions, started=started, waiting=waiting)
 
 
-def _view(decoder: Decoder, block: BlockState) -> StepView:
-    decoding = decoder.decoding
-    return step_view(
-        block,
-        layers=decoder.model.config.layers,
-        sub_block_size=decoding.sub_block_size,
-        block_cache=decoding.block_cache,
-    )
-
-
 def _plan(decoder: Decoder, sample: Sample, view: StepView) -> Step:
     block = sample.block
     if block.masked & ~block.sealed:
         plan = plan_step(view, decoder.rules)
+        if decoder.checked:
+            assert_current(plan, view)
     else:
         plan = commit_plan(block.size, layers=view.layers)
     return Step(sample.slot, block.start, block.tokens, block.size, plan)
@@ -141,7 +143,7 @@ def _move_on(decoder: Decoder, sample: Sample, step: Step, proposed: Proposals) 
     """Behind a commit the block is context, and its last row predicts the first token of the next one."""
     _enter(decoder, sample, step, revealed=1)
     sample.context += sample.block.tokens.tolist()
-    _open_block(decoder, sample, int(proposed.tokens[0]))
+    _open_block(decoder, sample, proposed)
 
 
 def _reveal(decoder: Decoder, sample: Sample, view: StepView, step: Step, proposed: Proposals) -> None:
@@ -151,19 +153,31 @@ def _reveal(decoder: Decoder, sample: Sample, view: StepView, step: Step, propos
     predicted = row_index(step.plan.reads) + 1
     block.proposed[predicted] = proposed.tokens
     block.confidence[predicted] = proposed.confidence
+    if sample.request.options is not None:
+        block.option_scores.update(zip(predicted.tolist(), proposed.option_scores, strict=True))
     rows = row_list(view.candidates)
     candidates = Candidates(rows, tuple(block.confidence[list(rows)].tolist()))
-    chosen = decoder.policy.choose(candidates, view)
+    chosen, steps = decoder.policy.choose(candidates, view)
     assert chosen, f"{decoder.policy} made no progress"
     before = block.tokens.copy() if decoder.on_step else None
-    block.reveal(chosen, block.proposed[row_index(chosen)])
+    block.reveal(chosen, _tokens_for(sample, chosen))
     _enter(decoder, sample, step, revealed=chosen.bit_count())
-    block.steps += 1
+    block.count_steps(steps, is_last_of_sub_block=chosen == view.candidates)
     sample.ending = ending_of(sample, decoder.decoding.stop_ids)
     if decoder.on_step and before is not None:
         decoder.on_step(StepEvent(sample, step.plan, before, block.proposed, block.confidence, chosen))
     if not sample.is_finished and not block.masked and decoder.finished and decoder.finished(sample.generated):
         sample.ending = Ending("stop", block.start + block.size)
+
+
+def _tokens_for(sample: Sample, rows: Rows) -> NDArray[np.int64]:
+    """What goes into revealed rows: the proposals, or the given tokens of a request that is scored."""
+    block, index = sample.block, row_index(rows)
+    if sample.request.options is None:
+        return block.proposed[index]
+    for row in index.tolist():
+        sample.scores[block.start + row] = OptionScores(block.option_scores[row], int(block.proposed[row]))
+    return np.array([sample.request.options_at(block.start + row)[0] for row in index.tolist()])
 
 
 def _enter(decoder: Decoder, sample: Sample, step: Step, *, revealed: int) -> None:

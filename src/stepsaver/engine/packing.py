@@ -83,10 +83,11 @@ def pack_rows(steps: Sequence[Step], capacity: int, device: torch.device) -> Pac
     )
 
 
-def run_boundaries(steps: Sequence[Step]) -> list[tuple[int, int]]:
-    """Runs of layers, first to last - 1, in which no sample's rows change."""
-    firsts = sorted({run.first for step in steps for run in step.plan.runs})
-    return list(zip(firsts, [*firsts[1:], len(steps[0].plan.layers)], strict=True))
+def run_end(steps: Sequence[Step], first: int) -> int:
+    """The end of the run of layers that begins with `first`: no sample's rows change, and no rule is asked, within."""
+    ends = {run.last for step in steps for run in step.plan.runs}
+    ends |= {step.plan.ask_after + 1 for step in steps if step.plan.ask_after is not None}
+    return min(end for end in ends if end > first)
 
 
 def pack_run(

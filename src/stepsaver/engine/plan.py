@@ -5,7 +5,7 @@ whose MLP runs. A row of the window whose part does not run takes that part's de
 layer only the rows whose logits are read go on behind the keys and values.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
@@ -107,8 +107,11 @@ class StepPlan:
 
     def within(self, rows: Rows) -> "StepPlan":
         """The plan without the rows outside `rows`. Rows left out keep the keys and values that they have."""
+        if is_subset(self.window, rows):
+            return self
         return replace(
             self,
+            kind="sub" if self.window & rows else "reused",
             window=self.window & rows,
             reads=self.reads & rows,
             layers=tuple(
@@ -117,16 +120,13 @@ class StepPlan:
         )
 
 
-def layer_runs(layers: Iterable[LayerRows]) -> Iterator[LayerRun]:
-    """Groups consecutive layers that run the same rows."""
-    first, current, last = 0, None, 0
-    for last, rows in enumerate(layers):
-        if current is not None and rows != current:
-            yield LayerRun(first, last, current)
-            first = last
-        current = rows
-    if current is not None:
-        yield LayerRun(first, last + 1, current)
+def layer_runs(layers: Sequence[LayerRows]) -> Iterator[LayerRun]:
+    """Groups consecutive layers that run the same rows. The last layer stands alone: behind it fewer rows go on."""
+    first = 0
+    for index in range(1, len(layers) + 1):
+        if index >= len(layers) - 1 or layers[index] != layers[first]:
+            yield LayerRun(first, index, layers[first])
+            first = index
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ The mask token is never proposed; the softmax normaliser keeps it, as in the ref
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,8 +37,11 @@ class Sampling:
 
 
 class Proposals(NamedTuple):
+    """Per row that was read: the token proposed behind it, how sure the model is, and how likely its options are."""
+
     tokens: NDArray[np.int64]
     confidence: NDArray[np.float64]
+    option_scores: list[NDArray[np.float64]]  # log-probabilities; empty arrays where nothing is scored
 
 
 class NonFiniteLogits(ArithmeticError):
@@ -55,20 +59,38 @@ def uniform(seed: int, key: bytes, position: int, step: int) -> float:
 
 
 @torch.inference_mode()
-def propose(logits_NV: Tensor, *, mask_id: int, sampling: Sampling, uniforms: list[float]) -> Proposals:
-    """The proposals of all rows with one transfer to the host."""
+def propose(
+    logits_NV: Tensor,
+    *,
+    mask_id: int,
+    sampling: Sampling,
+    uniforms: Sequence[float] = (),
+    options: Sequence[tuple[int, ...]] = (),
+) -> Proposals:
+    """The proposals of all rows with one transfer to the host; `options` are the tokens to be scored, row by row."""
     logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     low, high = logits_NV.aminmax(dim=-1)
     normaliser = logits_NV.logsumexp(-1)
+    scored = _option_scores(logits_NV, normaliser, options)
     if sampling.is_greedy:
         tokens, confidence = _most_likely(logits_NV, normaliser, mask_id)
     else:
         tokens, confidence = _draw(logits_NV, mask_id, sampling, uniforms)
     finite = torch.isfinite(high - low)
-    host = torch.stack((tokens.double(), confidence.double(), finite.double())).cpu().numpy()
-    if not host[2].all():
-        raise NonFiniteLogits(int(np.argmin(host[2])))
-    return Proposals(host[0].astype(np.int64), host[1])
+    rows = len(tokens)
+    host = torch.cat((tokens.double(), confidence.double(), finite.double(), scored.double())).cpu().numpy()
+    if not host[2 * rows : 3 * rows].all():
+        raise NonFiniteLogits(int(np.argmin(host[2 * rows : 3 * rows])))
+    ends = np.cumsum([len(each) for each in options])[:-1] if options else []
+    split = np.split(host[3 * rows :], ends) if options else [host[:0]] * rows
+    return Proposals(host[:rows].astype(np.int64), host[rows : 2 * rows], split)
+
+
+def _option_scores(logits_NV: Tensor, normaliser_N: Tensor, options: Sequence[tuple[int, ...]]) -> Tensor:
+    places = [row for row, tokens in enumerate(options) for _ in tokens]
+    tokens = [token for each in options for token in each]
+    index = torch.tensor([places, tokens], dtype=torch.int64).to(logits_NV.device, non_blocking=True)
+    return logits_NV[index[0], index[1]] - normaliser_N[index[0]]
 
 
 def _most_likely(logits_NV: Tensor, normaliser_N: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +100,7 @@ def _most_likely(logits_NV: Tensor, normaliser_N: Tensor, mask_id: int) -> tuple
     return tokens, (best - normaliser_N).exp()
 
 
-def _draw(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: list[float]) -> tuple[Tensor, Tensor]:
+def _draw(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Draws from the nucleus by the inverse of its distribution function.
 
     The nucleus is that of all tokens, the mask included, and renormalised as such; the draw is among the others, so a

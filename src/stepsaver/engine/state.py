@@ -23,11 +23,17 @@ class Request:
     prompt: tuple[int, ...]
     max_new_tokens: int
     key: bytes
+    options: tuple[tuple[int, ...], ...] | None = None  # to be scored: per position, tokens that may stand there
 
     @property
     def end(self) -> int:
         """The first position that is not generated any more."""
         return len(self.prompt) + self.max_new_tokens
+
+    def options_at(self, position: int) -> tuple[int, ...]:
+        """The tokens whose probability is asked for at a position: none unless the request is scored."""
+        place = position - len(self.prompt)
+        return self.options[place] if self.options is not None and 0 <= place < len(self.options) else ()
 
 
 def request_key(prompt: tuple[int, ...], identity: str | None) -> bytes:
@@ -41,12 +47,28 @@ class Ending(NamedTuple):
     position: int  # the first position behind the text
 
 
+class OptionScores(NamedTuple):
+    """How likely each option of a position was when it was revealed, and what the model would have put there."""
+
+    log_probabilities: NDArray[np.float64]
+    proposed: int
+
+
 class Stamps(NamedTuple):
     """Per layer and row, the token that the row had when this was last computed."""
 
     attention: NDArray[np.int64]
     keys_values: NDArray[np.int64]
     mlp: NDArray[np.int64]
+
+
+class RowHistory(NamedTuple):
+    """Per row, in steps of the block: when it was revealed and last run (-1: never), and how it drifted."""
+
+    revealed_at: NDArray[np.int64]
+    last_run: NDArray[np.int64]
+    drift: NDArray[np.float64]  # in the probe layers, when last recomputed unchanged; negative: not measured
+    drift_since_run: NDArray[np.float64]  # added up since all its layers last ran
 
 
 class Ages(NamedTuple):
@@ -68,7 +90,11 @@ class BlockState:
     ages: Ages
     proposed: NDArray[np.int64]  # per row, the last token proposed for it
     confidence: NDArray[np.float64]  # and how sure the model was; NaN where no step has computed it
+    history: RowHistory
     steps: int = 0  # denoising steps so far, full, sub and reused
+    steps_in_sub_block: int = 0
+    option_scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of each row
+    drift_since_full: float = 0.0  # mean drift of the rows recomputed in each step since the last full one, added up
 
     @property
     def size(self) -> int:
@@ -81,11 +107,36 @@ class BlockState:
 
     def reveal(self, rows: Rows, tokens: NDArray[np.int64]) -> None:
         assert rows & ~self.masked == NO_ROWS, "a row is revealed once"
-        self.tokens[row_index(rows)] = tokens
+        index = row_index(rows)
+        assert not np.isnan(self.confidence[index]).any(), "a row is revealed from logits that a step computed for it"
+        self.tokens[index] = tokens
+        self.history.revealed_at[index] = self.steps
         self.masked &= ~rows
+
+    def count_steps(self, steps: int, *, is_last_of_sub_block: bool) -> None:
+        self.steps += steps
+        self.steps_in_sub_block = 0 if is_last_of_sub_block else self.steps_in_sub_block + steps
+
+    def record_drift(self, plan: StepPlan, drift: NDArray[np.float64]) -> None:
+        """Notes the drift of the window's rows in the probe layers; only that of unchanged rows means anything."""
+        window = row_index(plan.window)
+        unchanged = (self.stamps.keys_values[0, window] == self.tokens[window]) & np.isfinite(drift)
+        history = self.history
+        history.drift[window] = np.where(unchanged, drift, -1.0)
+        history.drift_since_run[window] += np.where(unchanged, drift, 0.0)
+        if unchanged.any():
+            self.drift_since_full += float(drift[unchanged].mean())
 
     def record_run(self, plan: StepPlan) -> None:
         """Stamps what a plan computed and ages what it reused."""
+        history = self.history
+        history.last_run[row_index(plan.window)] = self.steps
+        if plan.kind == "full":
+            self.drift_since_full = 0.0
+        everywhere = plan.window
+        for rows in plan.layers[:-1]:
+            everywhere &= rows.mlp
+        history.drift_since_run[row_index(everywhere)] = 0.0
         for first, last, rows in plan.runs:
             for stamps, ran in zip(self.stamps, rows, strict=True):
                 index = row_index(ran)
@@ -113,6 +164,12 @@ def new_block(start: int, given: tuple[int, ...], *, decoding: Decoding, layers:
         ages=Ages(*ages),
         proposed=np.full(size, decoding.mask_id, dtype=np.int64),
         confidence=np.full(size, np.nan),
+        history=RowHistory(
+            revealed_at=np.full(size, -1, dtype=np.int64),
+            last_run=np.full(size, -1, dtype=np.int64),
+            drift=np.full(size, -1.0),
+            drift_since_run=np.zeros(size),
+        ),
     )
 
 
@@ -127,6 +184,7 @@ class Sample:
     block: BlockState
     ending: Ending | None = None
     steps: list[SampleStep] = field(default_factory=list)  # what was executed for it, in order
+    scores: dict[int, OptionScores] = field(default_factory=dict)  # per position, if the request is scored
 
     @property
     def is_finished(self) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepsaver.engine.rows import Rows, first_row, row_set, rows_between
-from stepsaver.engine.state import Ages, BlockState, Stamps
+from stepsaver.engine.state import Ages, BlockState, RowHistory, Stamps
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,25 @@ class StepView:
     stamps: Stamps
     ages: Ages
     confidence: NDArray[np.float64]
+    history: RowHistory
+    steps_in_sub_block: int
+    drift_since_full: float
+
+    @property
+    def revealed_at(self) -> NDArray[np.int64]:
+        return self.history.revealed_at
+
+    @property
+    def last_run(self) -> NDArray[np.int64]:
+        return self.history.last_run
+
+    @property
+    def drift(self) -> NDArray[np.float64]:
+        return self.history.drift
+
+    @property
+    def drift_since_run(self) -> NDArray[np.float64]:
+        return self.history.drift_since_run
 
     @property
     def block_size(self) -> int:
@@ -58,4 +77,7 @@ def step_view(block: BlockState, *, layers: int, sub_block_size: int, block_cach
         stamps=block.stamps,
         ages=block.ages,
         confidence=block.confidence,
+        history=block.history,
+        steps_in_sub_block=block.steps_in_sub_block,
+        drift_since_full=block.drift_since_full,
     )

@@ -14,14 +14,27 @@ class Candidates(NamedTuple):
     confidences: tuple[float, ...]
 
 
+class Choice(NamedTuple):
+    """The rows to reveal, and for how many steps of the block that counts."""
+
+    rows: Rows
+    steps: int = 1
+
+
 class DecodePolicy(Protocol):
     """A frozen dataclass: its fields are hyper-parameters and identity."""
 
     name: ClassVar[str]
 
-    def choose(self, candidates: Candidates, view: StepView) -> Rows:
+    def choose(self, candidates: Candidates, view: StepView) -> Choice:
         """The rows to reveal, at least one: every step makes progress."""
         ...
+
+
+def by_confidence(candidates: Candidates) -> list[tuple[int, float]]:
+    """Rows and confidences, the most confident first; the first row of equals."""
+    pairs = zip(candidates.rows, candidates.confidences, strict=True)
+    return sorted(pairs, key=lambda pair: -pair[1])
 
 
 def parse_policy(text: str) -> DecodePolicy:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepsaver.engine.decode.policy import Candidates
+from stepsaver.engine.decode.policy import Candidates, Choice
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.rows import Rows
 from stepsaver.engine.view import StepView
 
 
@@ -21,10 +20,10 @@ class Threshold:
         if not 0.0 <= self.threshold <= 1.0:
             raise UsageError(f"threshold {self.threshold} is outside [0, 1]")
 
-    def choose(self, candidates: Candidates, view: StepView) -> Rows:
+    def choose(self, candidates: Candidates, view: StepView) -> Choice:
         best = max(range(len(candidates.rows)), key=candidates.confidences.__getitem__)
         chosen = 1 << candidates.rows[best]
         for row, confidence in zip(candidates.rows, candidates.confidences, strict=True):
             if confidence > self.threshold:
                 chosen |= 1 << row
-        return chosen
+        return Choice(chosen)

@@ -1,26 +1,41 @@
 """The contract of a reuse rule, and the passes that turn a view into a plan."""
 
-from typing import ClassVar, Protocol, cast
+from abc import ABC, abstractmethod
+from typing import ClassVar, cast
 
 from stepsaver.engine import registry
+from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan, whole_plan
 from stepsaver.engine.rows import first_row, rows_between
 from stepsaver.engine.view import StepView
 
 
-class ReuseRule(Protocol):
-    """A frozen dataclass: its fields are hyper-parameters and identity."""
+class ReuseRule(ABC):
+    """A frozen dataclass: its fields are hyper-parameters and identity. It only ever takes work away from a plan."""
 
     name: ClassVar[str]
-    exact: ClassVar[bool]  # exact in real arithmetic: the same tokens in float64 as without the rule
+    exact: ClassVar[bool] = False  # exact in real arithmetic: the same tokens in float64 as without the rule
+    needs_block_cache: ClassVar[bool] = True  # without one every row runs in every step and there is nothing to keep
 
+    @abstractmethod
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         """The plan with less work. Never more: `plan_step` asserts it."""
-        ...
 
     def delta_layers(self, layers: int) -> frozenset[int]:
         """The layers, of so many, whose deltas the rule may reuse and the engine therefore keeps."""
-        ...
+        return frozenset()
+
+    def probe_layers(self, layers: int) -> frozenset[int]:
+        """The layers whose drift the rule wants to know."""
+        return frozenset()
+
+    def narrow_after_probe(self, plan: StepPlan, view: StepView, layer: int) -> StepPlan:
+        """Asked when the plan's `ask_after` layer has run: may take away work of the layers behind it."""
+        return plan
+
+    def check(self, layers: int) -> None:  # noqa: B027 (most rules fit every model)
+        """Says what is impossible for a model of so many layers."""
 
 
 def base_plan(view: StepView) -> StepPlan:
@@ -38,11 +53,25 @@ def base_plan(view: StepView) -> StepPlan:
 
 
 def plan_step(view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
-    """The plan of a sample's next denoising step: the base plan, narrowed by each rule in turn."""
+    """The plan of a sample's next denoising step: the base plan, narrowed by each rule in turn, left to right."""
     plan = base_plan(view)
     for rule in rules:
+        if plan.is_empty:
+            break
         narrowed = rule.narrow(plan, view)
         assert narrowed <= plan, f"{rule} added work: {narrowed} is not within {plan}"
+        plan = narrowed
+    return plan
+
+
+def plan_rest(plan: StepPlan, view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
+    """The plan for the layers behind `plan.ask_after`, now that the drift of the layers before is known."""
+    layer = plan.ask_after
+    assert layer is not None
+    for rule in rules:
+        narrowed = rule.narrow_after_probe(plan, view, layer)
+        assert narrowed <= plan, f"{rule} added work: {narrowed} is not within {plan}"
+        assert narrowed.layers[: layer + 1] == plan.layers[: layer + 1], f"{rule} changed layers that have run"
         plan = narrowed
     return plan
 
@@ -50,3 +79,15 @@ def plan_step(view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
 def parse_rule(text: str) -> ReuseRule:
     """A rule from `name:field=value,...`."""
     return cast(ReuseRule, registry.parse(text, "stepsaver.engine.reuse", "rule"))
+
+
+def check_rules(rules: tuple[ReuseRule, ...], decoding: Decoding, layers: int) -> None:
+    """Refuses combinations that cannot work, in one line."""
+    for rule in rules:
+        if rule.needs_block_cache and not decoding.block_cache:
+            raise UsageError(f"rule {rule.name} needs the block cache, which is off")
+        rule.check(layers)
+    names = [rule.name for rule in rules]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"rule {twice} is given twice; one of each kind can be combined")

@@ -1,0 +1,35 @@
+# Everything runs in a virtual environment of its own. `make setup` is part of every other target.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# the CPU build of torch here; other machines install the package with their own torch
+TORCH := torch==2.13.0
+WORKERS ?= 2
+
+.PHONY: setup demo test test-all lint clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH) --constraint constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	touch $(READY)
+
+demo: setup
+	$(BIN)/stepsaver demo
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not long"
+
+test-all: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

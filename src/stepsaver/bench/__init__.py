@@ -1,0 +1,1 @@
+"""Measuring: experiments, runs, results, and the speed of this machine."""

@@ -1,0 +1,30 @@
+"""Shapes of real models, for speed measurements with random weights."""
+
+from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.models.rope import Rope
+
+
+def _shape(*, layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocab: int) -> ModelConfig:
+    return ModelConfig(
+        architecture="Fast_dLLM_QwenForCausalLM",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        mlp=mlp,
+        vocab=vocab,
+        rope=Rope(theta=1e6),
+        max_positions=8192,
+        tied=True,
+        qkv_bias=True,
+        block_size=32,
+        mask_id=1,
+        bos_id=3,
+    )
+
+
+SHAPES = {
+    "135M": _shape(layers=30, hidden=576, heads=9, kv_heads=3, mlp=1536, vocab=49152),
+    "0.5B": _shape(layers=24, hidden=896, heads=14, kv_heads=2, mlp=4864, vocab=151936),
+}

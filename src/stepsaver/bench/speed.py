@@ -1,0 +1,138 @@
+"""The speed of the engine on this machine, with random weights of realistic shapes and a fixed number of steps.
+
+Every figure is a median of repeats that are interleaved with what they are compared with, in one process.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from stepsaver.bench.bare import BareModel, forward_shapes
+from stepsaver.engine.decode.fixed import Fixed
+from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.engine import Engine, Prompt
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.trace import Trace
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts of random ids, all of the same length, and how far they are decoded."""
+
+    batch: int
+    prompt_tokens: int = 64
+    new_tokens: int = 64
+    rows_per_step: int = 2
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of repeats, and the smallest and largest of them."""
+
+    middle: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.middle:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+def spread(values: list[float]) -> Spread:
+    return Spread(median(values), min(values), max(values))
+
+
+def fixed_engine(model: Transformer, *, batch: int, rows_per_step: int) -> Engine:
+    """Never stops before its limit and reveals a fixed number of rows, so that the number of steps is known."""
+    decoding = resolve_decoding(model.config, stop_ids=())
+    return Engine(model, decode=Fixed(rows_per_step), max_batch=batch, decoding=decoding)
+
+
+def random_prompts(model: Transformer, lengths: list[int], limits: list[int]) -> list[Prompt]:
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(3, model.config.vocab, (length,), generator=generator).tolist() for length in lengths]
+    return [Prompt(tuple(each), max_new_tokens=limit) for each, limit in zip(ids, limits, strict=True)]
+
+
+def decode_once(engine: Engine, prompts: list[Prompt]) -> Trace:
+    trace = Trace()
+    for _ in engine.generate(prompts, max_new_tokens=0, trace=trace):
+        pass
+    return trace
+
+
+def measure_efficiency(model: Transformer, bare: BareModel, workload: Workload, repeats: int) -> dict[str, Any]:
+    """Tokens/s and forwards/s, and the share of the decode's time that its bare multiplications take."""
+    engine = fixed_engine(model, batch=workload.batch, rows_per_step=workload.rows_per_step)
+    count = workload.batch
+    prompts = random_prompts(model, [workload.prompt_tokens] * count, [workload.new_tokens] * count)
+    shapes = forward_shapes(decode_once(engine, prompts))
+    for shape in shapes:
+        bare.seconds(shape)
+    traces: list[Trace] = []
+    multiplying: list[float] = []
+    for _ in range(repeats):
+        traces.append(decode_once(engine, prompts))
+        multiplying.append(sum(bare.seconds(shape) * number for shape, number in shapes.items()))
+    return {
+        "batch": workload.batch,
+        "repeats": repeats,
+        "tokens_per_s": spread([trace.tokens_generated / trace.decode_seconds for trace in traces]),
+        "forwards_per_s": spread([trace.forwards / trace.decode_seconds for trace in traces]),
+        "milliseconds": {kind: 1000 * median(_seconds_of(traces, kind)) for kind in ("full", "sub", "commit")},
+        "efficiency": spread([bare / trace.decode_seconds for bare, trace in zip(multiplying, traces, strict=True)]),
+    }
+
+
+def _seconds_of(traces: list[Trace], kind: str) -> Iterator[float]:
+    """The seconds of the forwards in which every sample took a step of that kind."""
+    return (
+        record.seconds
+        for trace in traces
+        for record in trace.records
+        if all(entry.kind == kind for entry in record.entries)
+    )
+
+
+def measure_refill(model: Transformer, repeats: int, *, prompts: int = 64, batch: int = 16) -> dict[str, Any]:
+    """Continuous batching against batches that neither shrink nor refill, for outputs of 32 to 256 tokens."""
+    generator = torch.Generator().manual_seed(1)
+    limits = (32 + 32 * torch.randint(0, 8, (prompts,), generator=generator)).tolist()
+    lengths = torch.randint(8, 64, (prompts,), generator=generator).tolist()
+    wanted = random_prompts(model, lengths, limits)
+    engine = fixed_engine(model, batch=batch, rows_per_step=4)
+    rates: list[tuple[float, float]] = []
+    filled = 0.0
+    for _ in range(repeats):
+        refilled = decode_once(engine, wanted)
+        filled = refilled.places_filled
+        fixed_seconds = 0.0
+        for start in range(0, prompts, batch):
+            longest = max(limits[start : start + batch])
+            group = [Prompt(each.ids, max_new_tokens=longest) for each in wanted[start : start + batch]]
+            fixed_seconds += decode_once(engine, group).decode_seconds
+        rates.append((sum(limits) / refilled.decode_seconds, sum(limits) / fixed_seconds))
+    return {
+        "prompts": prompts,
+        "batch": batch,
+        "repeats": repeats,
+        "tokens_per_s": spread([refilled for refilled, _ in rates]),
+        "tokens_per_s_without_refill": spread([fixed for _, fixed in rates]),
+        "ratio": spread([refilled / fixed for refilled, fixed in rates]),
+        "places_filled": filled,
+    }
+
+
+def measure_context(model: Transformer, repeats: int, contexts: tuple[int, ...] = (256, 1024, 4096)) -> list[dict]:
+    """Milliseconds of a step behind contexts of growing length: what grows is attention alone."""
+    engine = fixed_engine(model, batch=1, rows_per_step=4)
+    rows: dict[int, list[Trace]] = {context: [] for context in contexts}
+    for _ in range(repeats):
+        for context, traces in rows.items():
+            traces.append(decode_once(engine, random_prompts(model, [context], [32])))
+    return [
+        {"context": context, **{kind: 1000 * median(_seconds_of(traces, kind)) for kind in ("full", "sub")}}
+        for context, traces in rows.items()
+    ]

@@ -1,0 +1,26 @@
+"""What must hold before a step runs, whatever the rules: nothing that was computed with another token is read."""
+
+from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_set, rows_between
+from stepsaver.engine.view import StepView
+
+
+def assert_current(plan: StepPlan, view: StepView) -> None:
+    """Keys and values of every row of the block, and every delta that is reused, belong to the row's current token."""
+    if plan.is_empty:  # mode `output` by definition: the last logits stand
+        return
+    block = rows_between(0, view.block_size)
+    for layer, rows in enumerate(plan.layers):
+        if rows.attention:
+            _assert_none(block & ~rows.keys_values & _stale(view, "keys_values", layer), "keys", layer)
+        carried = plan.carried(layer)
+        _assert_none(carried & ~rows.attention & _stale(view, "attention", layer), "attention deltas", layer)
+        _assert_none(carried & ~rows.mlp & _stale(view, "mlp", layer), "MLP deltas", layer)
+
+
+def _stale(view: StepView, part: str, layer: int) -> Rows:
+    return row_set(getattr(view.stamps, part)[layer] != view.tokens)
+
+
+def _assert_none(rows: Rows, what: str, layer: int) -> None:
+    assert rows == NO_ROWS, f"stale {what} of rows {describe(rows)} would be read in layer {layer}"

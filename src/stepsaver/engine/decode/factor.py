@@ -1,0 +1,29 @@
+"""Factor decoding (Fast-dLLM, Wu et al., 2025): how many rows to reveal follows from how sure the least sure one is."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stepsaver.engine.decode.policy import Candidates, Choice, by_confidence
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.view import StepView
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Reveals the n most confident rows for the largest n with (n + 1)(1 - c_n) < factor, and always the best one."""
+
+    name: ClassVar[str] = "factor"
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.factor >= 0:
+            raise UsageError(f"policy factor: factor {self.factor} is negative")
+
+    def choose(self, candidates: Candidates, view: StepView) -> Choice:
+        chosen = 0
+        for count, (row, confidence) in enumerate(by_confidence(candidates), 1):
+            if count > 1 and not (count + 1) * (1 - confidence) < self.factor:
+                break
+            chosen |= 1 << row
+        return Choice(chosen)

@@ -1,0 +1,49 @@
+"""Several reveals from one forward, whatever the confidences: what layer reuse in mode `output` amounts to."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stepsaver.engine.decode.policy import Candidates, Choice
+from stepsaver.engine.decode.threshold import Threshold
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.rows import first_row
+from stepsaver.engine.view import StepView
+
+
+@dataclass(frozen=True)
+class Forced:
+    """The policy form of `layer_reuse:mode=output`, and the control that every other method is compared with.
+
+    Takes the threshold's choice of a step, then that of the sub-block steps whose index is no multiple of k as if they
+    had been run, all from the same logits.
+    """
+
+    name: ClassVar[str] = "forced"
+
+    k: int
+    threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UsageError(f"policy forced: k {self.k} is not positive")
+        Threshold(self.threshold)
+
+    def choose(self, candidates: Candidates, view: StepView) -> Choice:
+        policy = Threshold(self.threshold)
+        chosen = policy.choose(candidates, view).rows
+        steps = 1
+        while (view.step + steps) % self.k and self._next_is_sub_step(chosen, view):
+            rest = [
+                (row, sure)
+                for row, sure in zip(candidates.rows, candidates.confidences, strict=True)
+                if not chosen >> row & 1
+            ]
+            rows, confidences = zip(*rest, strict=True)
+            chosen |= policy.choose(Candidates(rows, confidences), view).rows
+            steps += 1
+        return Choice(chosen, steps)
+
+    def _next_is_sub_step(self, chosen: int, view: StepView) -> bool:
+        """Whether the next step would run the sub-block alone: it has masked rows left, its first one is known."""
+        left = view.candidates & ~chosen
+        return view.block_cache and left != 0 and not left >> first_row(view.sub_block) & 1

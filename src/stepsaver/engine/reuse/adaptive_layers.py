@@ -1,0 +1,61 @@
+"""Adaptive skip over layers: a few layers always run and tell whether the others have to."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.plan import LayerRows, StepPlan
+from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.rows import row_set
+from stepsaver.engine.view import StepView
+
+
+@dataclass(frozen=True)
+class AdaptiveLayers(ReuseRule):
+    """Rows whose drift in the probe layers stays small reuse the deltas of all other layers.
+
+    Source: the adaptive skip that the experiment log proposes, after the caches of image diffusion that skip a whole
+    step (TeaCache, Liu et al., 2024); here each row is decided for itself. The first `probe` layers always run
+    and measure the drift of unchanged rows; while a row's drift, added up since all its layers last ran, stays under
+    `threshold`, and it has reused fewer than `max_age` times in a row, the layers behind reuse its deltas.
+    """
+
+    name: ClassVar[str] = "adaptive_layers"
+
+    probe: int = 4
+    threshold: float = 0.1
+    max_age: int = 3
+
+    def __post_init__(self) -> None:
+        if self.probe < 1:
+            raise UsageError(f"rule adaptive_layers: probe {self.probe} is not positive")
+        if not self.threshold >= 0:
+            raise UsageError(f"rule adaptive_layers: threshold {self.threshold} is negative")
+        if self.max_age < 1:
+            raise UsageError(f"rule adaptive_layers: max_age {self.max_age} is not positive")
+
+    def check(self, layers: int) -> None:
+        if self.probe >= layers:
+            raise UsageError(f"rule adaptive_layers: probe {self.probe} leaves no layer of {layers} to skip")
+
+    def delta_layers(self, layers: int) -> frozenset[int]:
+        return frozenset(range(self.probe, layers)) if self.threshold else frozenset()
+
+    def probe_layers(self, layers: int) -> frozenset[int]:
+        return frozenset(range(self.probe)) if self.threshold else frozenset()
+
+    def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
+        if view.step == 0 or not self.threshold:
+            return plan
+        return replace(plan, ask_after=self.probe - 1)
+
+    def narrow_after_probe(self, plan: StepPlan, view: StepView, layer: int) -> StepPlan:
+        calm = (view.drift_since_run < self.threshold) & (view.drift >= 0)
+        layers = list(plan.layers)
+        for index in range(self.probe, view.layers):
+            fit = calm & (view.stamps.attention[index] == view.tokens) & (view.stamps.mlp[index] == view.tokens)
+            fit &= (view.ages.attention[index] < self.max_age) & (view.ages.mlp[index] < self.max_age)
+            rows = row_set(fit)
+            each = layers[index]
+            layers[index] = LayerRows(each.attention & ~rows, each.keys_values, each.mlp & ~rows)
+        return replace(plan, layers=tuple(layers))

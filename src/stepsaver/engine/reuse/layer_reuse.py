@@ -1,0 +1,78 @@
+"""Layer reuse: a group of layers runs every k-th time only."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.plan import LayerRows, StepPlan, empty_plan
+from stepsaver.engine.reuse.layer_groups import layer_group
+from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.rows import Rows, row_set
+from stepsaver.engine.view import StepView
+
+
+@dataclass(frozen=True)
+class LayerReuse(ReuseRule):
+    """The source's layer reuse, in its own semantics and in two that carry information.
+
+    Source: the 3x3 grid of experiment 00_baseline (k = 1, 2, 3 on the first, middle or last 12 layers).
+    `output` is what the source computed: the group returns its cached absolute output. Every layer behind the group
+    then sees its old input, so the step's logits are the last ones whatever the group, and the honest cost of such a
+    step is no forward at all. It acts on sub-block steps whose index is no multiple of k.
+    `delta` differs: a row adds the group's cached deltas to its new residual stream if it is unchanged and has reused
+    them fewer than k - 1 times in a row. `mlp` does so for the MLP alone, attention always runs. `kv` says whether rows
+    that reuse a layer's deltas rewrite its keys and values (`refresh`) or keep them (`freeze`).
+    """
+
+    name: ClassVar[str] = "layer_reuse"
+
+    k: int
+    layers: str = "last"
+    mode: Literal["output", "delta", "mlp"] = "delta"
+    kv: Literal["refresh", "freeze"] = "refresh"
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UsageError(f"rule layer_reuse: k {self.k} is not positive")
+        if self.kv == "freeze" and self.mode != "delta":
+            raise UsageError(f"rule layer_reuse: kv=freeze belongs to mode=delta, not to mode={self.mode}")
+
+    def check(self, layers: int) -> None:
+        layer_group(self.layers, layers)
+
+    def delta_layers(self, layers: int) -> frozenset[int]:
+        if self.mode == "output" or self.k == 1:
+            return frozenset()
+        return layer_group(self.layers, layers)
+
+    def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
+        if self.k == 1:
+            return plan
+        if self.mode == "output":
+            return empty_plan(view.layers) if plan.kind == "sub" and view.step % self.k else plan
+        return _without(plan, view.layers, self.layers, self._reusable(view), self.mode == "mlp", self.kv == "freeze")
+
+    def _reusable(self, view: StepView) -> tuple[Rows, ...]:
+        """Per layer of the group, the rows that are unchanged and young enough."""
+        group = sorted(layer_group(self.layers, view.layers))
+        fit = (view.stamps.mlp[group] == view.tokens) & (view.ages.mlp[group] < self.k - 1)
+        if self.mode == "delta":
+            fit &= (view.stamps.attention[group] == view.tokens) & (view.ages.attention[group] < self.k - 1)
+        return tuple(map(row_set, fit))
+
+
+@lru_cache(maxsize=65536)
+def _without(
+    plan: StepPlan, layers: int, group: str, reusable: tuple[Rows, ...], mlp_only: bool, freeze: bool
+) -> StepPlan:
+    """The plan whose group takes the deltas of the reusable rows from the cache."""
+    changed = list(plan.layers)
+    for layer, rows in zip(sorted(layer_group(group, layers)), reusable, strict=True):
+        each = changed[layer]
+        changed[layer] = LayerRows(
+            attention=each.attention if mlp_only else each.attention & ~rows,
+            keys_values=each.keys_values & ~rows if freeze else each.keys_values,
+            mlp=each.mlp & ~rows,
+        )
+    return replace(plan, layers=tuple(changed))

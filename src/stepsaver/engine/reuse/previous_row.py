@@ -1,0 +1,45 @@
+"""A window around the sub-block instead of the whole block."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.rows import first_row
+from stepsaver.engine.view import StepView
+
+
+@dataclass(frozen=True)
+class PreviousRow(ReuseRule):
+    """Replaces a would-be full step by the sub-block, the row before it and every changed row of the block.
+
+    Source: none; it follows from the token shift. The reference runs the whole block while the sub-block's first row is
+    masked, only because the row before the sub-block predicts it. `refresh` says which full steps stay: the first one
+    of each `sub-block`, the first one of the `block`, or (`drift`) whenever the drift of the rows that were recomputed
+    has added up to `limit` since the last one.
+    Changed rows have to be in the window: left out, the rows revealed last keep the keys of a mask.
+    """
+
+    name: ClassVar[str] = "previous_row"
+
+    refresh: Literal["sub-block", "block", "drift"] = "block"
+    limit: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.limit >= 0:
+            raise UsageError(f"rule previous_row: limit {self.limit} is negative")
+
+    def probe_layers(self, layers: int) -> frozenset[int]:
+        return frozenset({layers // 4}) if self.refresh == "drift" else frozenset()
+
+    def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
+        if plan.kind != "full" or view.step == 0 or self._refreshes(view):
+            return plan
+        before = 1 << max(first_row(view.sub_block) - 1, 0)
+        return plan.within(view.sub_block | before | view.changed)
+
+    def _refreshes(self, view: StepView) -> bool:
+        if self.refresh == "sub-block":
+            return view.steps_in_sub_block == 0
+        return self.refresh == "drift" and view.drift_since_full >= self.limit

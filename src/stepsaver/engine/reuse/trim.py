@@ -1,0 +1,74 @@
+"""TRIM: token-level reuse minimization."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.rows import Rows, row_list, row_set
+from stepsaver.engine.view import StepView
+
+NEAR = 2  # rows on either side of a changed row that feel it most
+
+
+@dataclass(frozen=True)
+class Trim(ReuseRule):
+    """Recomputes only the rows that a decision needs.
+
+    Source: the TRIM of the experiment log, which names it and never built it. Needed are the rows that predict a masked
+    row of the sub-block; a changed row always runs, and again for `settle` further steps. What else of the window runs:
+    `structural`: every masked row; rows that are settled and that nobody reads again are locked.
+    `drift`: the frontier, masked rows near a change, rows not run for `age` steps, and of the rest the `budget` rows
+    that drifted most when they were last recomputed, the less confident first among equals.
+    `changed`: nothing.
+    All levels are inexact: the keys of a row that is left out would have been rewritten.
+    """
+
+    name: ClassVar[str] = "trim"
+
+    level: Literal["structural", "drift", "changed"] = "changed"
+    budget: int = 4
+    settle: int = 1
+    age: int = 4
+
+    def __post_init__(self) -> None:
+        for field, least in (("budget", 0), ("settle", 0), ("age", 1)):
+            if getattr(self, field) < least:
+                raise UsageError(f"rule trim: {field} {getattr(self, field)} is below {least}")
+
+    def probe_layers(self, layers: int) -> frozenset[int]:
+        return frozenset({layers // 4}) if self.level == "drift" else frozenset()
+
+    def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
+        if view.step == 0:
+            return plan
+        keep = plan.reads | view.changed | self._settling(view)
+        if self.level == "structural":
+            keep |= view.masked
+        elif self.level == "drift":
+            keep |= self._felt(view) | self._overdue(view)
+            keep |= self._most_drifted(plan.window & ~keep, view)
+        return plan.within(keep)
+
+    def _settling(self, view: StepView) -> Rows:
+        """Rows revealed so recently that they have been recomputed at most `settle` times since."""
+        return row_set((view.revealed_at >= 0) & (view.step - view.revealed_at <= 1 + self.settle))
+
+    def _felt(self, view: StepView) -> Rows:
+        """The frontier, and masked rows near a change."""
+        near = view.changed
+        for distance in range(1, NEAR + 1):
+            near |= view.changed << distance | view.changed >> distance
+        frontier = view.candidates & -view.candidates
+        return (near & view.masked) | frontier
+
+    def _overdue(self, view: StepView) -> Rows:
+        return row_set(view.step - view.last_run > self.age)
+
+    def _most_drifted(self, rows: Rows, view: StepView) -> Rows:
+        confidence = np.nan_to_num(view.confidence, nan=0.0)
+        ranked = sorted(row_list(rows), key=lambda row: (-view.drift[row], confidence[row]))
+        return sum(1 << row for row in ranked[: self.budget])

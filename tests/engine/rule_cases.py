@@ -1,0 +1,46 @@
+"""Every rule of the registry in the settings that the truths are proved for. A new rule adds its line here."""
+
+from stepsaver.engine import registry
+from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
+
+# Settings that must change nothing: same shapes, same bits.
+NEUTRAL = {
+    "layer_reuse": ["layer_reuse:k=1,mode=output", "layer_reuse:k=1,mode=delta", "layer_reuse:k=1,mode=mlp"],
+    "previous_row": ["previous_row:refresh=drift,limit=0"],
+    "trim": ["trim:level=drift,budget=64,age=1"],
+    "adaptive_layers": ["adaptive_layers:probe=1,threshold=0"],
+}
+
+# Settings that act.
+ACTING = {
+    "layer_reuse": [
+        "layer_reuse:k=2,layers=first,mode=output",
+        "layer_reuse:k=3,layers=last,mode=output",
+        "layer_reuse:k=2,layers=all,mode=delta",
+        "layer_reuse:k=3,layers=last,mode=delta,kv=freeze",
+        "layer_reuse:k=2,layers=0,mode=delta",
+        "layer_reuse:k=3,layers=thirds:2,mode=mlp",
+    ],
+    "previous_row": ["previous_row:refresh=block", "previous_row:refresh=sub-block", "previous_row:refresh=drift"],
+    "trim": ["trim:level=structural", "trim:level=drift,budget=1", "trim:level=changed,settle=0"],
+    "adaptive_layers": ["adaptive_layers:probe=1,threshold=0.5", "adaptive_layers:probe=2,threshold=5,max_age=1"],
+}
+
+COMBINED = [
+    ("previous_row:refresh=block", "trim:level=changed"),
+    ("previous_row:refresh=sub-block", "trim:level=drift", "layer_reuse:k=2,layers=first,mode=delta"),
+    ("trim:level=structural", "layer_reuse:k=3,layers=all,mode=mlp"),
+    ("previous_row:refresh=drift", "adaptive_layers:probe=1,threshold=0.5"),
+]
+
+
+def names_in_the_registry() -> set[str]:
+    return set(registry.found_in("stepsaver.engine.reuse"))
+
+
+def rule_sets(texts: dict[str, list[str]]) -> list[tuple[ReuseRule, ...]]:
+    return [(parse_rule(text),) for group in texts.values() for text in group]
+
+
+def combined_rule_sets() -> list[tuple[ReuseRule, ...]]:
+    return [tuple(parse_rule(text) for text in texts) for texts in COMBINED]

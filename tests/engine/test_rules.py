@@ -1,0 +1,364 @@
+"""The truths about reuse, proved for every rule of the registry that they apply to."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepsaver.engine import registry
+from stepsaver.engine.decode.forced import Forced
+from stepsaver.engine.decode.threshold import Threshold
+from stepsaver.engine.decoder import StepEvent
+from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.engine import Completion, Engine
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.models.load import random_model
+from stepsaver.engine.models.transformer import Layer, Transformer
+from stepsaver.engine.reuse.layer_groups import layer_group
+from stepsaver.engine.reuse.layer_reuse import LayerReuse
+from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
+from stepsaver.engine.trace import Trace
+from tests.conftest import GOLDEN, sharpened, tiny_config
+from tests.engine.golden_cases import read_golden
+from tests.engine.rule_cases import ACTING, NEUTRAL, combined_rule_sets, names_in_the_registry, rule_sets
+
+ACTING_SETS = rule_sets(ACTING) + combined_rule_sets()
+PROMPTS = [(5, 6, 7), tuple(range(10, 26)), (9,), tuple(range(20, 31))]
+
+
+def named(rules: tuple[ReuseRule, ...]) -> str:
+    return "+".join(map(registry.describe, rules)) or "none"
+
+
+def engine_of(model: Transformer, rules: tuple[ReuseRule, ...] = (), **options: Any) -> Engine:
+    decode = options.pop("decode", Threshold(options.pop("threshold", 0.5)))
+    max_batch = options.pop("max_batch", 1)
+    decoding = resolve_decoding(model.config, **({"sub_block_size": 4, "stop_ids": ()} | options))
+    return Engine(model, decode=decode, reuse=rules, max_batch=max_batch, decoding=decoding, checked=True)
+
+
+def generate(engine: Engine, prompts: list = PROMPTS, limit: int = 28, **options: Any) -> list[Completion]:
+    return sorted(engine.generate(prompts, max_new_tokens=limit, **options), key=lambda each: each.index)
+
+
+def test_every_rule_of_the_registry_is_proved() -> None:
+    assert names_in_the_registry() == set(NEUTRAL) == set(ACTING)
+
+
+@pytest.mark.parametrize("rules", rule_sets(NEUTRAL), ids=named)
+def test_neutral_settings_are_bit_exact(tiny_model: Transformer, rules: tuple[ReuseRule, ...]) -> None:
+    """Truth 1: the same tokens, confidences and work as without rules."""
+    seen: dict[bool, list] = {True: [], False: []}
+    for with_rules in (True, False):
+
+        def keep(event: StepEvent, into: list = seen[with_rules]) -> None:
+            into.append((event.plan.window, event.plan.layers, event.revealed, event.confidence.copy()))
+
+        engine = engine_of(tiny_model, rules if with_rules else (), max_batch=2)
+        seen[with_rules].append([each.ids for each in generate(engine, on_step=keep)])
+    assert seen[True][-1] == seen[False][-1]
+    assert len(seen[True]) == len(seen[False])
+    for ours, plain in zip(seen[True][:-1], seen[False][:-1], strict=True):
+        assert ours[:3] == plain[:3]
+        assert np.array_equal(ours[3], plain[3], equal_nan=True)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("threshold", [0.3, 0.9, 1.0])
+def test_output_mode_is_the_forced_policy_whatever_the_group(tiny_model: Transformer, k: int, threshold: float) -> None:
+    """Truth 2, first half."""
+    forced = generate(engine_of(tiny_model, decode=Forced(k, threshold)))
+    for group in ("first", "middle", "last", "0,2"):
+        rule = LayerReuse(k=k, layers=group, mode="output")
+        reused = generate(engine_of(tiny_model, (rule,), threshold=threshold))
+        assert [each.ids for each in reused] == [each.ids for each in forced]
+        assert any(step.kind == "reused" and step.rows == 0 for each in reused for step in each.steps)
+
+
+def test_output_mode_equals_a_literal_evaluation(tiny_model: Transformer) -> None:
+    """Truth 2, second half: layers outside the group really run, layers inside return their cached outputs."""
+    for group in ("first", "last", "0,2", "1"):
+        for k in (2, 3):
+            rule = LayerReuse(k=k, layers=group, mode="output")
+            ids = generate(engine_of(tiny_model, (rule,)), [PROMPTS[0]], 24)[0].ids
+            assert ids == literal_output_reuse(tiny_model, PROMPTS[0], 24, layer_group(group, 3), k, threshold=0.5)
+
+
+def literal_output_reuse(
+    model: Transformer, prompt: tuple[int, ...], limit: int, group: frozenset[int], k: int, *, threshold: float
+) -> list[int]:
+    """A plain decoder with the source's reuse: contiguous group or not, a layer of it returns what it last returned."""
+    block, sub = 8, 4
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + limit:
+        start = len(tokens) // block * block
+        if start == len(tokens):
+            logits, _ = _plain(model, tokens, None, frozenset())
+            tokens.append(_best(logits[-1])[0])
+            continue
+        rows = tokens[start:] + [1] * (block - len(tokens) + start)
+        masked = set(range(len(tokens) - start, block))
+        index, caches = 0, {}
+        while masked:
+            first = min(masked) // sub * sub
+            full = index == 0 or first in masked
+            reuse = not full and index % k != 0
+            context = tokens[:start]
+            window = range(block) if full else range(first, first + sub)
+            logits = _window_step(model, context, rows, window, caches, group if reuse else frozenset())
+            found = {row: _best(logits[row - 1]) for row in range(first, first + sub) if row in masked}
+            best = max(found, key=lambda row: found[row][1])
+            for row, (token, sure) in found.items():
+                if sure > threshold or row == best:
+                    rows[row] = token
+                    masked.discard(row)
+            index += 1
+        tokens = tokens[:start] + rows
+    return tokens[len(prompt) : len(prompt) + limit]
+
+
+def _best(logits: torch.Tensor) -> tuple[int, float]:
+    probabilities = logits.softmax(-1)
+    probabilities[1] = -1
+    return int(probabilities.argmax()), float(probabilities.max())
+
+
+def _attend(model: Transformer, layer: Layer, q, k, v, mask) -> torch.Tensor:
+    group = model.config.heads // model.config.kv_heads
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("qhe,khe->hqk", q, k) / model.config.head_dim**0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return layer.attention.finish(torch.einsum("hqk,khe->qhe", scores.softmax(-1), v))
+
+
+def _plain(model: Transformer, ids: list[int], cache, group) -> tuple[torch.Tensor, list]:
+    """A block-causal forward; returns logits and keys and values per layer."""
+    positions = torch.arange(len(ids)) // 8
+    mask = positions[:, None] >= positions[None]
+    rotation = model.rotations(len(ids)) if ids else None
+    h, kept = model.embedding(torch.tensor(ids, dtype=torch.long)), []
+    for layer in model.layers:
+        if not ids:
+            kept.append(None)
+            continue
+        q, k, v = layer.attention.project(h, rotation)
+        kept.append((k, v))
+        h = h + _attend(model, layer, q, k, v, mask)
+        h = h + layer.mlp(h)
+    return (model.logits(h) if ids else torch.empty(0)), kept
+
+
+def _window_step(model: Transformer, context, rows, window, caches: dict, reused: frozenset[int]) -> dict:
+    """One step over a window of the block. `caches`: keys, values and last outputs per row."""
+    start = len(context)
+    _, kept = _plain(model, context, None, frozenset())
+    table = model.rotations(start + 8)
+    index = torch.tensor([start + row for row in window])
+    rotation = type(table)(table.cos[index], table.sin[index])
+    h = model.embedding(torch.tensor([rows[row] for row in window]))
+    for number, layer in enumerate(model.layers):
+        if number in reused:
+            h = torch.stack([caches["output", number, row] for row in window])
+            continue
+        q, k, v = layer.attention.project(h, rotation)
+        for place, row in enumerate(window):
+            caches["kv", number, row] = (k[place], v[place])
+        keys = torch.stack([caches["kv", number, row][0] for row in range(8)])
+        values = torch.stack([caches["kv", number, row][1] for row in range(8)])
+        if kept[number] is not None:
+            keys, values = torch.cat((kept[number][0], keys)), torch.cat((kept[number][1], values))
+        h = h + _attend(model, layer, q, keys, values, None)
+        h = h + layer.mlp(h)
+        for place, row in enumerate(window):
+            caches["output", number, row] = h[place]
+    return dict(zip(window, model.logits(h), strict=True))
+
+
+@pytest.mark.parametrize("number", range(len(read_golden(GOLDEN)["output_reuse_cases"])))
+def test_output_mode_equals_the_sources_last_version(golden_model: Transformer, number: int) -> None:
+    case = read_golden(GOLDEN)["output_reuse_cases"][number]
+    rule = LayerReuse(k=case["k"], layers="0-11", mode="output")
+    engine = engine_of(
+        golden_model,
+        (rule,),
+        threshold=case["threshold"],
+        sub_block_size=case["small_block_size"],
+        stop_ids=(case["stop_token"],),
+        block_cache=case["block_cache"],
+        max_batch=2,
+    )
+    for completion, prompt, output in zip(
+        generate(engine, case["prompts"], 96), case["prompts"], case["outputs"], strict=True
+    ):
+        expected = output[len(prompt) :]
+        if case["stop_token"] in expected:
+            expected = expected[: expected.index(case["stop_token"]) + 1]
+        shorter = min(len(expected), len(completion.ids))
+        assert shorter
+        assert completion.ids[:shorter] == expected[:shorter]
+
+
+@pytest.mark.parametrize("kv", ["refresh", "freeze"])
+def test_delta_reproduces_the_logits_if_nothing_changed(tiny_model: Transformer, kv: str) -> None:
+    """Truth 3: a policy that reveals nothing new cannot be had, so the second step is planned by hand."""
+    from stepsaver.engine.decoder import Decoder, execute, view_of
+    from stepsaver.engine.packing import Step
+    from stepsaver.engine.reuse.rule import plan_step
+    from stepsaver.engine.sampling import Sampling
+    from stepsaver.engine.state import Request, Sample, new_block
+
+    rule = LayerReuse(k=3, layers="all", mode="delta", kv=kv)  # type: ignore[arg-type]
+    engine = engine_of(tiny_model, (rule,))
+    decoder = Decoder(
+        tiny_model, engine._memory(1, 8), engine.decoding, engine.policy, (rule,), Sampling(), slots=1, checked=True
+    )
+    block = new_block(0, (5, 6, 7, 8, 9), decoding=engine.decoding, layers=3)
+    sample = Sample(0, Request((5, 6, 7, 8, 9), 3, b""), 0, [], block)
+    outcomes = []
+    for _ in range(2):
+        view = view_of(decoder, block)
+        step = Step(0, 0, block.tokens, 8, plan_step(view, (rule,)))
+        outcomes.append((step.plan, execute(decoder, [sample], [step]).proposals[0]))
+        block.record_run(step.plan)
+        block.steps += 1
+    (first, computed), (second, reused) = outcomes
+    assert first.mlp_reused == 0
+    assert second.mlp_run == second.attention_run == 0
+    kept = sum(rows.keys_values.bit_count() for rows in second.layers[:-1])  # the last layer keeps no unread deltas
+    assert kept == (0 if kv == "freeze" else second.rows * 2)
+    assert np.array_equal(computed.tokens, reused.tokens)
+    assert np.allclose(computed.confidence, reused.confidence, atol=1e-12)
+
+
+@pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
+def test_rules_act_and_execute_what_they_plan(tiny_model: Transformer, rules: tuple[ReuseRule, ...]) -> None:
+    """Truths 4, 7 and 8 (the engine is checked): rows are counted inside the parts and equal the records."""
+    counted: Counter[str] = Counter()
+    hooks = []
+    for layer in tiny_model.layers:
+        count_mlp = lambda module, rows, _: counted.update(mlp=rows[0].shape[0])  # noqa: E731
+        hooks.append(layer.mlp.register_forward_hook(count_mlp))
+    trace, plain = Trace(), Trace()
+    try:
+        completions = generate(engine_of(tiny_model, rules, threshold=1.0), trace=trace)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert counted["mlp"] == sum(entry.mlp_run for entry in trace.entries)
+    assert all(len(each.ids) == 28 for each in completions)
+    generate(engine_of(tiny_model, threshold=1.0), trace=plain)
+    assert sum(entry.mlp_run for entry in trace.entries) < sum(entry.mlp_run for entry in plain.entries)
+
+
+@pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
+def test_context_after_each_block_is_that_of_a_clean_forward(
+    tiny_model: Transformer, rules: tuple[ReuseRule, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Truth 5: compares the prefix cache at the end with a plain forward over the committed tokens."""
+    kept = []
+    original = Engine._memory
+
+    def keep(self: Engine, slots: int, positions: int):  # type: ignore[no-untyped-def]
+        kept.append(original(self, slots, positions))
+        return kept[-1]
+
+    monkeypatch.setattr(Engine, "_memory", keep)
+    completion = generate(engine_of(tiny_model, rules), [PROMPTS[1]], 29)[0]
+    committed = (len(PROMPTS[1]) + len(completion.ids)) // 8 * 8 - 8
+    tokens = (list(PROMPTS[1]) + completion.ids)[:committed]
+    _, clean = _plain(tiny_model, tokens, None, frozenset())
+    assert committed >= 32
+    for layer, (keys, values) in enumerate(clean):
+        assert torch.allclose(kept[0].cache.keys[layer][:committed], keys, atol=1e-5)
+        assert torch.allclose(kept[0].cache.values[layer][:committed], values, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rules=st.sampled_from(ACTING_SETS),
+    order=st.permutations(range(4)),
+    max_batch=st.integers(1, 4),
+    limits=st.lists(st.integers(1, 24), min_size=4, max_size=4),
+    threshold=st.sampled_from([0.2, 0.6, 1.0]),
+)
+def test_batch_mates_do_not_matter(
+    tiny_model: Transformer, rules: tuple, order: list[int], max_batch: int, limits: list[int], threshold: float
+) -> None:
+    """Truth 6, in float64, with samples that finish and join."""
+    from stepsaver.engine.engine import Prompt
+
+    prompts = [Prompt(PROMPTS[place], max_new_tokens=limits[place]) for place in order]
+    together = generate(engine_of(tiny_model, rules, max_batch=max_batch, threshold=threshold), prompts)
+    for prompt, completion in zip(prompts, together, strict=True):
+        assert completion.ids == generate(engine_of(tiny_model, rules, threshold=threshold), [prompt])[0].ids
+
+
+@pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_decode_ends_on_random_weights(rules: tuple[ReuseRule, ...], seed: int) -> None:
+    """Truth 8: progress on a model that knows nothing, at threshold 1."""
+    model = sharpened(random_model(tiny_config(), dtype=torch.float64, seed=seed), factor=3.0)
+    assert len(generate(engine_of(model, rules, threshold=1.0), [(5, 6)], 40)[0].ids) == 40
+
+
+@pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
+def test_rules_survive_their_own_description(rules: tuple[ReuseRule, ...]) -> None:
+    assert tuple(parse_rule(registry.describe(rule)) for rule in rules) == rules
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layer_reus:k=2", "nearest: layer_reuse"),
+        ("layer_reuse:kk=2", "nearest: k"),
+        ("layer_reuse:k=two", "whole number"),
+        ("layer_reuse:k=0", "not positive"),
+        ("layer_reuse:k=2,k=3", "twice"),
+        ("layer_reuse:k=2,mode=delt", "nearest: delta"),
+        ("layer_reuse:k=2,mode=mlp,kv=freeze", "belongs to mode=delta"),
+        ("layer_reuse", "needs k"),
+        ("trim:budget=-1", "below 0"),
+        ("trim:level", "not field=value"),
+        ("previous_row:refresh=never", "nearest"),
+        ("previous_row:limit=-1", "negative"),
+        ("adaptive_layers:probe=0", "not positive"),
+    ],
+)
+def test_wrong_rules_get_one_line(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        parse_rule(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rules", "options", "message"),
+    [
+        (("layer_reuse:k=2,layers=2-3",), {}, "not within 0-2"),
+        (("layer_reuse:k=2,layers=lst",), {}, "allowed: first"),
+        (("adaptive_layers:probe=3",), {}, "leaves no layer"),
+        (("trim",), {"block_cache": False}, "needs the block cache"),
+        (("trim", "trim:level=drift"), {}, "given twice"),
+    ],
+)
+def test_impossible_combinations_get_one_line(tiny_model: Transformer, rules, options, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        engine_of(tiny_model, tuple(map(parse_rule, rules)), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("first", range(1, 13)), ("middle", range(8, 20)), ("last", range(16, 28))]
+)
+def test_groups_are_the_sources(name: str, expected: range) -> None:
+    assert layer_group(name, 28) == frozenset(expected)
+
+
+def test_thirds_are_equal_and_disjoint() -> None:
+    thirds = [layer_group(f"thirds:{place}", 28) for place in (1, 2, 3)]
+    assert [len(third) for third in thirds] == [9, 9, 9]
+    assert len(frozenset().union(*thirds)) == 27
+    assert layer_group("4-9,12", 28) == frozenset({4, 5, 6, 7, 8, 9, 12})
