@@ -30,6 +30,12 @@ class KeyValueCache:
         self.keys[layer].index_copy_(0, index, keys_NKE)
         self.values[layer].index_copy_(0, index, values_NKE)
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Gives a slot the first `length` rows of another one."""
+        for tensor in (*self.keys, *self.values):
+            start, goal = source * self.capacity, target * self.capacity
+            tensor[goal : goal + length] = tensor[start : start + length]
+
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         """A slot's first `length` rows, as views [L, K, E]."""
         start = slot * self.capacity

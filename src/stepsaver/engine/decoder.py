@@ -60,8 +60,13 @@ class Executions(NamedTuple):
     seconds: float
 
 
-def execute(decoder: Decoder, samples: list[Sample], steps: list[Step]) -> Executions:
-    """Runs all plans that are not empty. Returns each sample's proposals for the rows it reads."""
+def execute(
+    decoder: Decoder, samples: list[Sample], steps: list[Step], options: list[tuple[int, ...]] | None = None
+) -> Executions:
+    """Runs all plans that are not empty. Returns each sample's proposals for the rows it reads.
+
+    `options` are the tokens to be scored behind each row that is read; by default those of the samples themselves.
+    """
     started = perf_counter()
     running = [place for place, step in enumerate(steps) if not step.plan.is_empty]
     if not running:
@@ -77,7 +82,9 @@ def execute(decoder: Decoder, samples: list[Sample], steps: list[Step]) -> Execu
     final = list(steps)
     for place, step in zip(running, output.steps, strict=True):
         final[place] = step
-    proposals = _propose(decoder, samples, final, output.logits)
+    if options is None:
+        options = options_behind(samples, final)
+    proposals = _propose(decoder, samples, final, output.logits, options)
     if output.drift is not None:
         _note_drift(blocks, output.steps, output.drift)
     executed = output.executed
@@ -85,10 +92,11 @@ def execute(decoder: Decoder, samples: list[Sample], steps: list[Step]) -> Execu
     return Executions(final, proposals, layers, perf_counter() - started)
 
 
-def _propose(decoder: Decoder, samples: list[Sample], steps: list[Step], logits: Tensor) -> list[Proposals]:
+def _propose(
+    decoder: Decoder, samples: list[Sample], steps: list[Step], logits: Tensor, options: list[tuple[int, ...]]
+) -> list[Proposals]:
     reads = [step.plan.reads.bit_count() for step in steps]
     uniforms = [] if decoder.sampling.is_greedy else _uniforms(decoder, samples, steps)
-    options = _options(samples, steps)
     try:
         proposals = propose(
             logits,
@@ -110,7 +118,7 @@ def _propose(decoder: Decoder, samples: list[Sample], steps: list[Step], logits:
     ]
 
 
-def _options(samples: list[Sample], steps: list[Step]) -> list[tuple[int, ...]]:
+def options_behind(samples: list[Sample], steps: list[Step]) -> list[tuple[int, ...]]:
     """The tokens to be scored behind each row that is read; an empty list if no sample is scored."""
     if all(sample.request.options is None for sample in samples):
         return []

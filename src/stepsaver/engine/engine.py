@@ -1,7 +1,8 @@
 """The one way in: a model, a decode policy, reuse rules and a batch size; prompts in, finished samples out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import perf_counter
 
 import torch
 
@@ -10,13 +11,23 @@ from stepsaver.engine.decode.policy import DecodePolicy
 from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.decoder import Decoder, StepEvent
 from stepsaver.engine.decoding import Decoding, resolve_decoding
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.forward import Memory
 from stepsaver.engine.generate import decode
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.reuse.rule import ReuseRule, check_rules
 from stepsaver.engine.sampling import Sampling
+from stepsaver.engine.score import (
+    ESTIMATORS,
+    Estimator,
+    Score,
+    ScoreRequest,
+    merge_requests,
+    reference_step,
+    run_reference,
+    scores_of,
+)
 from stepsaver.engine.state import Finish, Request, request_key
 from stepsaver.engine.trace import SampleStep, Trace
 
@@ -86,6 +97,75 @@ class Engine:
             requests, sampling or Sampling(), trace if trace is not None else Trace(), on_step, finished
         )
 
+    def score(
+        self,
+        requests: Sequence[ScoreRequest],
+        *,
+        estimator: Estimator = "trajectory",
+        score_stop: bool = False,
+        trace: Trace | None = None,
+    ) -> Iterator[Score]:
+        """Yields the log-likelihood of each continuation behind its context, as requests finish.
+
+        `trajectory` runs the decode loop with its policy and rules; `reference` is the reference's one forward, which
+        scores the first token alone and on which no rule can act. `score_stop` appends the stop token.
+        """
+        if estimator not in ESTIMATORS:
+            raise unknown_name("estimator", estimator, ESTIMATORS)
+        checked = [self._score_request(place, each, score_stop) for place, each in enumerate(requests)]
+        return self._score(checked, estimator, trace if trace is not None else Trace())
+
+    def _score(self, requests: list[ScoreRequest], estimator: Estimator, trace: Trace) -> Iterator[Score]:
+        asked = [index for index, request in enumerate(requests) if request.continuation_ids]
+        yield from (Score(i, 0.0, True, 0) for i, request in enumerate(requests) if not request.continuation_ids)
+        if not asked:
+            return
+        if estimator == "reference":
+            found = self._score_by_reference([requests[index] for index in asked], trace)
+        else:
+            found = self._score_by_trajectory([requests[index] for index in asked], trace)
+        for score in found:
+            trace.tokens_scored += len(requests[asked[score.index]].continuation_ids)
+            yield replace(score, index=asked[score.index])
+
+    def _score_by_trajectory(self, requests: list[ScoreRequest], trace: Trace) -> Iterator[Score]:
+        merged = merge_requests(requests)
+        decoding = replace(self.decoding, stop_ids=())  # a continuation is scored to its end whatever it holds
+        decoder = self._decoder([each.request for each in merged], trace, decoding=decoding)
+        for sample in decode(decoder, [each.request for each in merged], trace):
+            yield from scores_of(sample, merged[sample.index].answers)
+
+    def _score_by_reference(self, requests: list[ScoreRequest], trace: Trace) -> Iterator[Score]:
+        if not self.decoding.stop_ids:
+            raise UsageError("the reference estimator shows a stop token, and this model has none; set the stop id")
+        longest = max(len(each.context_ids) + len(each.continuation_ids) + 1 for each in requests)
+        memory = self._memory(self.max_batch, longest)
+        trace.cache_bytes, trace.places = memory.cache.bytes, self.max_batch
+        for start in range(0, len(requests), self.max_batch):
+            group = requests[start : start + self.max_batch]
+            started = perf_counter()
+            steps = [
+                reference_step(each, slot, self.decoding, self.model.config.layers) for slot, each in enumerate(group)
+            ]
+            found = run_reference(self.model, memory, group, steps, self.decoding.mask_id)
+            trace.add_single_forward(perf_counter() - started, [step.plan for step in steps], start)
+            for place, (loglikelihood, is_greedy) in enumerate(found):
+                yield Score(start + place, loglikelihood, is_greedy, 1)
+
+    def _score_request(self, place: int, request: ScoreRequest, score_stop: bool) -> ScoreRequest:
+        continuation = request.continuation_ids
+        if score_stop:
+            if not self.decoding.stop_ids:
+                raise UsageError("score_stop needs a stop token, and this model has none; set the stop id")
+            continuation = (*continuation, self.decoding.stop_ids[0])
+        where = f"request {place}"
+        context = check_prompt(
+            Prompt(request.context_ids), self.model.config, self.decoding, len(continuation), f"{where}, context"
+        )
+        if continuation:
+            check_prompt(Prompt(continuation), self.model.config, self.decoding, 0, f"{where}, continuation")
+        return ScoreRequest(context, continuation)
+
     def _decode(
         self,
         requests: list[Request],
@@ -96,16 +176,37 @@ class Engine:
     ) -> Iterator[Completion]:
         if not requests:
             return
+        decoder = self._decoder(requests, trace, sampling=sampling, on_step=on_step, finished=finished)
+        for sample in decode(decoder, requests, trace):
+            assert sample.ending is not None
+            yield Completion(sample.index, sample.generated, sample.ending.finish, sample.steps)
+
+    def _decoder(
+        self,
+        requests: list[Request],
+        trace: Trace,
+        *,
+        decoding: Decoding | None = None,
+        sampling: Sampling | None = None,
+        on_step: Callable[[StepEvent], None] | None = None,
+        finished: Callable[[list[int]], bool] | None = None,
+    ) -> Decoder:
         slots = min(self.max_batch, len(requests))
         memory = self._memory(slots, max(request.end for request in requests))
         trace.places = slots
         trace.cache_bytes = memory.cache.bytes + (memory.deltas.bytes if memory.deltas else 0)
-        decoder = Decoder(
-            self.model, memory, self.decoding, self.policy, self.rules, sampling, slots, self.checked, on_step, finished
+        return Decoder(
+            self.model,
+            memory,
+            decoding or self.decoding,
+            self.policy,
+            self.rules,
+            sampling or Sampling(),
+            slots,
+            self.checked,
+            on_step,
+            finished,
         )
-        for sample in decode(decoder, requests, trace):
-            assert sample.ending is not None
-            yield Completion(sample.index, sample.generated, sample.ending.finish, sample.steps)
 
     def _memory(self, slots: int, positions: int) -> Memory:
         """Caches for `slots` samples of that many positions, in whole blocks."""

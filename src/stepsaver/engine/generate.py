@@ -77,7 +77,9 @@ def _open_block(decoder: Decoder, sample: Sample, proposed: Proposals) -> None:
 def _prefill(decoder: Decoder, samples: list[Sample], trace: Trace, *, waiting: int) -> None:
     """Writes the context of new samples into the prefix cache, several samples and chunks per forward."""
     size = decoder.decoding.block_size
-    todo = deque((sample, 0) for sample in samples if not sample.is_finished and _needs_prefill(decoder, sample))
+    pending = [sample for sample in samples if not sample.is_finished and _needs_prefill(decoder, sample)]
+    shared = _share_contexts(pending)
+    todo = deque((sample, 0) for sample in pending if sample.slot in shared)
     while todo:
         started = perf_counter()
         steps: list[Step] = []
@@ -91,12 +93,43 @@ def _prefill(decoder: Decoder, samples: list[Sample], trace: Trace, *, waiting: 
             room -= stop - start
             if stop < len(sample.context):
                 todo.appendleft((sample, stop))
-        executions = execute(decoder, members, steps)
+        served = [shared[sample.slot] for sample, step in zip(members, steps, strict=True) if step.plan.reads]
+        executions = execute(decoder, members, steps, [_first_options(samples) for samples in served])
         for sample, step, proposed in zip(members, steps, executions.proposals, strict=True):
             _enter(decoder, sample, step, revealed=step.plan.reads.bit_count())
-            if step.plan.reads:
-                _open_block(decoder, sample, proposed)
+            if step.start + len(step.tokens) == len(sample.context):
+                _hand_on(decoder, sample, shared[sample.slot], proposed)
         _record(trace, members, executions, started=started, waiting=waiting)
+
+
+def _share_contexts(samples: list[Sample]) -> dict[int, list[Sample]]:
+    """Per slot that is prefilled, the samples that its context serves: requests that are scored share an equal one."""
+    shared: dict[int, list[Sample]] = {}
+    leaders: dict[tuple[tuple[int, ...], bool], int] = {}
+    for sample in samples:
+        slot = sample.slot
+        if sample.request.options is not None:
+            slot = leaders.setdefault((tuple(sample.context), _opens_empty(sample)), slot)
+        shared.setdefault(slot, []).append(sample)
+    return shared
+
+
+def _hand_on(decoder: Decoder, leader: Sample, samples: list[Sample], proposed: Proposals) -> None:
+    """Gives a finished prefill to the samples that share it, and opens their blocks if it predicts the first token."""
+    position, used = len(leader.context), 0
+    for sample in samples:
+        if sample is not leader:
+            decoder.memory.cache.copy(leader.slot, sample.slot, position)
+        if len(proposed.tokens):
+            own = len(sample.request.options_at(position))
+            scores = proposed.option_scores[0][used : used + own]
+            _open_block(decoder, sample, Proposals(proposed.tokens, proposed.confidence, [scores]))
+            used += own
+
+
+def _first_options(samples: list[Sample]) -> tuple[int, ...]:
+    """The tokens that samples with the same context want scored right behind it, one sample behind the other."""
+    return tuple(token for each in samples for token in each.request.options_at(len(each.context)))
 
 
 def _needs_prefill(decoder: Decoder, sample: Sample) -> bool:

@@ -81,8 +81,8 @@ def propose(
     host = torch.cat((tokens.double(), confidence.double(), finite.double(), scored.double())).cpu().numpy()
     if not host[2 * rows : 3 * rows].all():
         raise NonFiniteLogits(int(np.argmin(host[2 * rows : 3 * rows])))
-    ends = np.cumsum([len(each) for each in options])[:-1] if options else []
-    split = np.split(host[3 * rows :], ends) if options else [host[:0]] * rows
+    ends = np.cumsum([len(each) for each in options])
+    split = np.split(host[3 * rows :], ends[:-1]) if len(options) else [host[:0]] * rows
     return Proposals(host[:rows].astype(np.int64), host[rows : 2 * rows], split)
 
 

@@ -1,6 +1,6 @@
 """What was executed: one record per forward, an entry per sample. Every figure of cost and speed is a sum of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,9 +49,20 @@ class Trace:
 
     records: list[ForwardRecord] = field(default_factory=list)
     tokens_generated: int = 0
+    tokens_scored: int = 0
     samples: int = 0
     cache_bytes: int = 0
     places: int = 0
+
+    def add_single_forward(self, seconds: float, plans: Sequence[StepPlan], first_sample: int) -> None:
+        """Records a forward of all layers that belongs to no decode: the reference's way of scoring."""
+        entries = tuple(
+            sample_step(first_sample + place, plan, step=0, context=plan.rows, revealed=0, recomputed_context=0)
+            for place, plan in enumerate(plans)
+        )
+        layers = len(plans[0].layers)
+        self.records.append(ForwardRecord(seconds, seconds, LayersRun(layers, layers, layers), entries, 0))
+        self.samples += len(plans)
 
     @property
     def entries(self) -> Iterator[SampleStep]:

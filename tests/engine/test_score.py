@@ -1,0 +1,171 @@
+"""Scoring by the decode loop, and the reference's estimator."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepsaver.engine.decode.threshold import Threshold
+from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.engine import Engine
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.score import Score, ScoreRequest
+from stepsaver.engine.trace import Trace
+from tests.conftest import GOLDEN
+from tests.engine.golden_cases import read_golden
+
+BLOCK = 8
+
+
+def engine_of(
+    model: Transformer, *, rules: tuple[str, ...] = (), max_batch: int = 1, threshold: float = 0.5, **options
+):
+    decoding = resolve_decoding(model.config, **({"sub_block_size": min(4, model.config.block_size)} | options))
+    return Engine(
+        model,
+        decode=Threshold(threshold),
+        reuse=tuple(map(parse_rule, rules)),
+        max_batch=max_batch,
+        decoding=decoding,
+        checked=True,
+    )
+
+
+def scored(engine: Engine, requests: list, **options) -> list[Score]:
+    asked = [ScoreRequest(tuple(context), tuple(continuation)) for context, continuation in requests]
+    return sorted(engine.score(asked, **options), key=lambda each: each.index)
+
+
+@pytest.mark.parametrize("number", range(len(read_golden(GOLDEN)["scores"])))
+def test_reference_estimator_equals_the_reference(golden_model: Transformer, number: int) -> None:
+    case = read_golden(GOLDEN)["scores"][number]
+    engine = engine_of(golden_model, sub_block_size=8)
+    score = scored(engine, [(case["prefix"], case["target"])], estimator="reference")[0]
+    assert score.loglikelihood == pytest.approx(case["first_token_loglikelihood"], abs=1e-3)
+
+
+def test_scores_of_generated_text_are_greedy_and_take_the_same_steps(tiny_model: Transformer) -> None:
+    """A text that the model itself generates is scored along its own trajectory."""
+    engine = engine_of(tiny_model, stop_ids=(), threshold=1.0)
+    prompt = (5, 6, 7)
+    completion = next(iter(engine.generate([prompt], max_new_tokens=2 * BLOCK - 3)))
+    score = scored(engine, [(prompt, completion.ids)])[0]
+    assert score.is_greedy
+    assert score.steps == sum(step.kind in ("full", "sub") for step in completion.steps)
+    wrong = [(token + 1) % 61 if token + 1 != 1 else 5 for token in completion.ids]
+    assert not scored(engine, [(prompt, wrong)])[0].is_greedy
+
+
+def test_a_single_token_is_the_log_softmax_of_the_row_before(tiny_model: Transformer) -> None:
+    context = tuple(range(5, 5 + BLOCK + 3))
+    rows = list(context[BLOCK:]) + [1] * 5
+    positions = torch.arange(2 * BLOCK) // BLOCK
+    mask = positions[:, None] >= positions[None]
+    logits = _plain_logits(tiny_model, list(context[:BLOCK]) + rows, mask)
+    expected = logits[len(context) - 1].log_softmax(-1)
+    scores = scored(engine_of(tiny_model, max_batch=3), [(context, (token,)) for token in (7, 9, 30)])
+    for score, token in zip(scores, (7, 9, 30), strict=True):
+        assert score.loglikelihood == pytest.approx(float(expected[token]), abs=1e-9)
+        assert score.steps == 1
+
+
+def _plain_logits(model: Transformer, ids: list[int], mask: torch.Tensor) -> torch.Tensor:
+    h = model.embedding(torch.tensor(ids))
+    rotation = model.rotations(len(ids))
+    group = model.config.heads // model.config.kv_heads
+    for layer in model.layers:
+        q, k, v = layer.attention.project(h, rotation)
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        weights = torch.einsum("qhe,khe->hqk", q, k) / model.config.head_dim**0.5
+        mixed = torch.einsum("hqk,khe->qhe", weights.masked_fill(~mask, -torch.inf).softmax(-1), v)
+        h = h + layer.attention.finish(mixed)
+        h = h + layer.mlp(h)
+    return model.logits(h)
+
+
+def test_a_token_at_a_blocks_first_row_is_scored_by_the_prefill(tiny_model: Transformer) -> None:
+    context = tuple(range(5, 5 + BLOCK))
+    trace = Trace()
+    scores = scored(engine_of(tiny_model, max_batch=4), [(context, (7,)), (context, (9,))], trace=trace)
+    mask = torch.ones(BLOCK, BLOCK, dtype=torch.bool)
+    expected = _plain_logits(tiny_model, list(context), mask)[-1].log_softmax(-1)
+    assert [score.loglikelihood for score in scores] == pytest.approx(
+        [float(expected[7]), float(expected[9])], abs=1e-9
+    )
+    assert [entry.kind for entry in trace.entries] == ["prefill"]
+    assert [score.steps for score in scores] == [0, 0]
+
+
+ids = st.integers(3, 60)
+requests_strategy = st.lists(
+    st.tuples(
+        st.sampled_from([(5,), (5, 6, 7), tuple(range(10, 18)), tuple(range(10, 26)), tuple(range(20, 31)), ()]),
+        st.lists(ids, max_size=2 * BLOCK + 3).map(tuple),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    requests=requests_strategy,
+    max_batch=st.integers(1, 5),
+    rules=st.sampled_from([(), ("layer_reuse:k=3,mode=output",), ("previous_row:refresh=block", "trim")]),
+)
+def test_batching_and_sharing_change_no_score(tiny_model: Transformer, requests, max_batch: int, rules) -> None:
+    together = scored(engine_of(tiny_model, rules=rules, max_batch=max_batch), requests)
+    assert [score.index for score in together] == list(range(len(requests)))
+    for request, score in zip(requests, together, strict=True):
+        alone = scored(engine_of(tiny_model, rules=rules), [request])[0]
+        assert score.loglikelihood == pytest.approx(alone.loglikelihood, abs=1e-9)
+        assert (score.is_greedy, score.steps) == (alone.is_greedy, alone.steps)
+        if not request[1]:
+            assert (score.loglikelihood, score.is_greedy) == (0.0, True)
+
+
+def test_requests_with_the_same_context_share_its_prefill(tiny_model: Transformer) -> None:
+    context = tuple(range(3, 3 + 3 * BLOCK + 2))
+    several = [(context, (token, token + 1, 9)) for token in (5, 15, 25, 35)]
+    trace = Trace()
+    scored(engine_of(tiny_model, max_batch=4), several, trace=trace)
+    assert [entry.rows for entry in trace.entries if entry.kind == "prefill"] == [3 * BLOCK]
+    trace = Trace()
+    scored(engine_of(tiny_model, max_batch=4), [(context, (token,)) for token in (5, 15, 25, 35)], trace=trace)
+    assert [entry.kind for entry in trace.entries] == ["prefill", "full"]
+    assert trace.tokens_scored == 4
+
+
+def test_output_reuse_changes_scores_and_k1_does_not(tiny_model: Transformer) -> None:
+    requests = [((5, 6, 7), tuple(range(10 + shift, 22 + shift))) for shift in range(8)]
+    plain = scored(engine_of(tiny_model, threshold=1.0), requests)
+    same = scored(engine_of(tiny_model, threshold=1.0, rules=("layer_reuse:k=1,mode=output",)), requests)
+    reused = scored(engine_of(tiny_model, threshold=1.0, rules=("layer_reuse:k=3,mode=output",)), requests)
+    assert same == plain
+    assert all(a.loglikelihood != b.loglikelihood for a, b in zip(plain, reused, strict=True))
+
+
+def test_score_stop_appends_the_stop_token(tiny_model: Transformer) -> None:
+    engine = engine_of(tiny_model)
+    with_stop = scored(engine, [((5, 6), (7, 8))], score_stop=True)[0]
+    assert with_stop.loglikelihood == scored(engine, [((5, 6), (7, 8, 2))])[0].loglikelihood
+
+
+@pytest.mark.parametrize(
+    ("request_ids", "message"),
+    [
+        (((5, 99), (6,)), "context: id 99"),
+        (((5,), (6, 61)), "continuation: id 61"),
+        (((5,) * 510, (6,) * 9), "positions"),
+    ],
+)
+def test_wrong_requests_are_refused(tiny_model: Transformer, request_ids, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        scored(engine_of(tiny_model), [request_ids])
+
+
+def test_unknown_estimator_is_refused(tiny_model: Transformer) -> None:
+    with pytest.raises(UsageError, match="nearest: reference"):
+        scored(engine_of(tiny_model), [((5,), (6,))], estimator="referenc")
