@@ -52,11 +52,11 @@ def _theirs(folder: Path, name: str) -> Any:
     task = TaskManager(include_defaults=False, include_path=str(folder)).load([name])["tasks"][name]
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
-    task.set_fewshot_seed(seed=1234)
     return task
 
 
 def _requests(task: Any, template: Callable[..., str] | None) -> list[Any]:
+    task.set_fewshot_seed(seed=1234)
     task.build_all_requests(
         apply_chat_template=template is not None,
         fewshot_as_multiturn=template is not None,

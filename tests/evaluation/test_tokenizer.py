@@ -29,6 +29,13 @@ def test_chat_prompt_opens_an_answer_or_goes_on_with_one(byte_tokenizer: TextTok
     assert byte_tokenizer.chat_prompt(begun, opens_answer=False) == "<|user|>Q<|end|><|assistant|>A:"
 
 
+@pytest.mark.parametrize("begun", ["A:", "The answer is ", "Q"])
+def test_an_open_answer_is_transformers_own(byte_tokenizer: TextTokenizer, begun: str) -> None:
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": begun}]
+    theirs = byte_tokenizer._tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    assert byte_tokenizer.chat_prompt(messages, opens_answer=False) == theirs
+
+
 def test_without_a_chat_template(tmp_path: Path) -> None:
     tokenizer = TextTokenizer(write_byte_tokenizer(tmp_path, chat_template=False))
     assert not tokenizer.has_chat_template

@@ -17,6 +17,7 @@ EXTENSIONS = (".jsonl.gz", ".jsonl", ".json", ".parquet", ".csv")
 SHARD = r"(?:[-_]\d[\w-]*)?"  # `train_200`, `test-00000-of-00001`
 # Files that their authors publish without a header; other copies of them have one, which begins with the same name.
 COLUMNS = {"cais/mmlu": ("question", "A", "B", "C", "D", "answer")}
+FILE_NAMES = {"openai/openai_humaneval": "humaneval"}  # what the authors' own files are called
 MMLU_CHOICES = (("A", "B", "C", "D"), ("choice0", "choice1", "choice2", "choice3"))
 
 
@@ -29,7 +30,7 @@ class DataSource(NamedTuple):
 
     @property
     def dataset(self) -> str:
-        return self.dataset_path.rpartition("/")[2]
+        return FILE_NAMES.get(self.dataset_path, self.dataset_path.rpartition("/")[2])
 
 
 def read_split(folder: Path, source: DataSource, split: str, *, is_evaluated: bool) -> list[dict[str, Any]] | None:

@@ -33,7 +33,7 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
 def _download(name: str, revision: str | None) -> Path:
     """The hub's own client finds `HF_TOKEN` or the stored login by itself, so no token passes through here."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
+    from huggingface_hub.utils import (
         GatedRepoError,
         HfHubHTTPError,
         LocalEntryNotFoundError,

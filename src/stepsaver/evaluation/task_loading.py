@@ -25,7 +25,6 @@ from stepsaver.evaluation.task_registry import (
     unknown_task,
 )
 
-FEWSHOT_SEED = 1234  # lm-eval's own
 logger = logging.getLogger(__name__)
 
 
@@ -216,7 +215,6 @@ def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
         raise UsageError(f"{task.config.task} is a 0-shot task by definition; {num_fewshot} shots cannot be had")
     if num_fewshot is not None or own is None:
         task.set_config(key="num_fewshot", value=num_fewshot or 0)
-    task.set_fewshot_seed(seed=FEWSHOT_SEED)
 
 
 def _loaded(

@@ -1,8 +1,9 @@
 """Tokens per second of either path. Loading and warm-up are kept apart: they happen once, whatever the task's size."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
+from typing import Any
 
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.records import InferencePath
@@ -27,6 +28,14 @@ class Throughput:
     @property
     def requests_per_second(self) -> float | None:
         return self.requests / self.decode_seconds if self.decode_seconds else None
+
+
+def throughput_to_json(throughput: Throughput) -> dict[str, Any]:
+    rates = {
+        "tokens_per_second": throughput.tokens_per_second,
+        "requests_per_second": throughput.requests_per_second,
+    }
+    return asdict(throughput) | rates
 
 
 @dataclass

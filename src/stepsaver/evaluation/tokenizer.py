@@ -49,12 +49,10 @@ class TextTokenizer:
         """
         if not self.has_chat_template:
             raise UsageError(f"the tokenizer in {self.folder} has no chat template")
-        return self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=False,
-            add_generation_prompt=opens_answer,
-            continue_final_message=not opens_answer,
+        text = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=opens_answer
         )
+        return text if opens_answer else _up_to(text, messages[-1]["content"])
 
     def added_token(self, text: str) -> int | None:
         """The id of a token that is matched whole, such as `<|im_end|>`, or None."""
@@ -75,9 +73,19 @@ def _load(folder: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            return transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"no usable tokenizer in {folder}: {reason}") from None
     finally:
         transformers.logging.set_verbosity(level)
+    template = folder / "chat_template.jinja"
+    if tokenizer.chat_template is None and template.exists():  # transformers before 4.50 do not look for the file
+        tokenizer.chat_template = template.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def _up_to(text: str, content: str) -> str:
+    """A conversation up to the end of its last message, without the marks that close it. Templates may strip it."""
+    kept = next(part for part in (content, content.strip()) if part in text)
+    return text[: text.rindex(kept) + len(kept)]

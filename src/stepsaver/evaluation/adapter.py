@@ -1,0 +1,224 @@
+"""The engine as a model of lm-eval: three methods, one decode loop behind all of them.
+
+Every answer is handed to `on_record` when it is there, before anything is scored: a scorer that fails later loses
+nothing. Answers that are already known are taken from `known`, so an interrupted run goes on, and a failed scorer can
+be run again, without a forward.
+"""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from stepsaver.engine.engine import Engine
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.score import Estimator
+from stepsaver.engine.trace import Trace
+from stepsaver.evaluation.encoding import Fitted, encode_pair, fit_left
+from stepsaver.evaluation.generation import GenerationJob, generate_answers
+from stepsaver.evaluation.generation_parameters import GenerationParameters, read_parameters
+from stepsaver.evaluation.inert import ScoredLengths
+from stepsaver.evaluation.records import (
+    InferencePath,
+    RequestKey,
+    RequestRecord,
+    request_digest,
+    require_same_request,
+)
+from stepsaver.evaluation.scoring import ScoringJob, Window, score_answers
+from stepsaver.evaluation.throughput import Meter, Throughput
+from stepsaver.evaluation.tokenizer import Message, TextTokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    default_new_tokens: int = 256  # where a task sets no limit; the harness's own default
+    estimator: Estimator = "trajectory"
+    score_stop: bool = False
+    show_progress: bool | None = None  # None: on a terminal
+
+
+class StepsaverLM(LM):
+    """Answers the harness's requests with an engine and its tokenizer."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: TextTokenizer,
+        *,
+        settings: AdapterSettings | None = None,
+        known: Iterable[RequestRecord] = (),
+        on_record: Callable[[RequestRecord], None] | None = None,
+        loading_seconds: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.engine = engine
+        self.text_tokenizer = tokenizer
+        self.settings = settings or AdapterSettings()
+        self.loading_seconds = loading_seconds
+        self.is_complete = False  # whether the last call answered all its requests
+        self.meters: dict[InferencePath, Meter] = {
+            "generation": Meter("generation", Trace()),
+            "scoring": Meter("scoring", Trace()),
+        }
+        self._known = {record.key: record for record in known}
+        self._on_record = on_record or (lambda record: None)
+
+    # What the harness asks for besides answers.
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.text_tokenizer.fingerprint
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self.text_tokenizer.chat_template if chat_template else None
+
+    def apply_chat_template(self, chat_history: list[Message], add_generation_prompt: bool = True) -> str:
+        return self.text_tokenizer.chat_prompt(chat_history, opens_answer=add_generation_prompt)
+
+    def throughput(self, path: InferencePath) -> Throughput:
+        return self.meters[path].throughput(loading_seconds=self.loading_seconds)
+
+    # The three methods.
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        answers, open_requests = self._known_answers(requests)
+        groups: dict[GenerationParameters, list[GenerationJob]] = defaultdict(list)
+        for place, key, digest, (text, keywords) in open_requests:
+            parameters = read_parameters(keywords, default_new_tokens=self.settings.default_new_tokens)
+            prompt = self._fit(self.text_tokenizer.encode(text), behind=parameters.max_new_tokens, what=str(key))
+            groups[parameters].append(GenerationJob(place, key, digest, prompt))
+        self._notice_cuts([job.prompt for jobs in groups.values() for job in jobs])
+        found = (
+            each
+            for parameters, jobs in groups.items()
+            for each in generate_answers(
+                self.engine, self.text_tokenizer, jobs, parameters=parameters, meter=self.meters["generation"]
+            )
+        )
+        self._collect(answers, found, total=len(requests), verb="generating", hidden=disable_tqdm)
+        return [answers[place].text or "" for place in range(len(requests))]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        records = self._score(requests, hidden=disable_tqdm)
+        return [(record.loglikelihood or 0.0, bool(record.is_greedy)) for record in records]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        records = self._score(requests, hidden=disable_tqdm)
+        return [record.loglikelihood or 0.0 for record in records]
+
+    def scored_lengths(self, requests: list[Instance]) -> list[ScoredLengths]:
+        """What a log-likelihood request will be to the engine, without running it."""
+        windows = (
+            window
+            for key, request in _keyed(requests)
+            for window in self._windows_of(request.request_type)(key, *request.args)
+        )
+        return [ScoredLengths(len(window.context.ids), len(window.continuation)) for window in windows]
+
+    def _windows_of(self, kind: str) -> Callable[..., Iterable[Window]]:
+        return self._rolling_windows if kind == "loglikelihood_rolling" else self._pair_windows
+
+    def _score(self, requests: list[Instance], *, hidden: bool) -> list[RequestRecord]:
+        answers, open_requests = self._known_answers(requests)
+        is_rolling = any(request.request_type == "loglikelihood_rolling" for request in requests)
+        jobs = [
+            ScoringJob(place, key, digest, tuple(self._windows_of(requests[place].request_type)(key, *arguments)))
+            for place, key, digest, arguments in open_requests
+        ]
+        self._notice_cuts([window.context for job in jobs for window in job.windows])
+        found = score_answers(
+            self.engine,
+            jobs,
+            estimator=self.settings.estimator,
+            score_stop=self.settings.score_stop and not is_rolling,  # a text's windows do not end
+            meter=self.meters["scoring"],
+        )
+        self._collect(answers, found, total=len(requests), verb="scoring", hidden=hidden)
+        return [answers[place] for place in range(len(requests))]
+
+    def _pair_windows(self, key: RequestKey, context: str, continuation: str) -> Iterable[Window]:
+        before, scored = encode_pair(self.text_tokenizer, context, continuation)
+        behind = len(scored) + self.settings.score_stop
+        return [Window(self._fit(before, behind=behind, what=str(key)), scored)]
+
+    def _rolling_windows(self, key: RequestKey, text: str) -> Iterable[Window]:
+        """Every token once, each window as long as the model takes; the first begins behind one `bos` token."""
+        bos = self.engine.decoding.bos_id
+        if bos is None:
+            raise UsageError(f"{key}: a text is scored behind the bos token, and this model has none")
+        windows = get_rolling_token_windows(
+            self.text_tokenizer.encode(text),
+            prefix_token=bos,
+            max_seq_len=self.engine.model.config.max_positions - 1,
+            context_len=1,
+        )
+        for context, continuation in map(make_disjoint_window, windows):
+            yield Window(Fitted(tuple(context), 0), tuple(continuation))
+
+    # What they share.
+
+    def _known_answers(
+        self, requests: list[Instance]
+    ) -> tuple[dict[int, RequestRecord], list[tuple[int, RequestKey, str, tuple[Any, ...]]]]:
+        """Answers from store by place, and the requests that are left."""
+        self.is_complete = False
+        answers: dict[int, RequestRecord] = {}
+        open_requests = []
+        for place, (key, request) in enumerate(_keyed(requests)):
+            digest = request_digest(request.args)
+            record = self._known.get(key)
+            if record is None:
+                open_requests.append((place, key, digest, request.args))
+            else:
+                require_same_request(record, digest)
+                answers[place] = record
+        return answers, open_requests
+
+    def _collect(
+        self,
+        answers: dict[int, RequestRecord],
+        found: Iterable[tuple[GenerationJob | ScoringJob, RequestRecord]],
+        *,
+        total: int,
+        verb: str,
+        hidden: bool,
+    ) -> None:
+        """Hands over each record as it comes and puts it in its place."""
+        shown = self.settings.show_progress
+        disable = hidden or (None if shown is None else not shown)  # None: tqdm shows itself on a terminal only
+        with tqdm(total=total, initial=len(answers), desc=verb, unit="request", disable=disable) as bar:
+            for job, record in found:
+                self._on_record(record)
+                answers[job.place] = record
+                bar.update()
+        self.is_complete = True
+
+    def _fit(self, ids: Sequence[int], *, behind: int, what: str) -> Fitted:
+        return fit_left(tuple(ids), room=self.engine.model.config.max_positions, behind=behind, what=what)
+
+    def _notice_cuts(self, prompts: Sequence[Fitted]) -> None:
+        cuts = [prompt.cut for prompt in prompts if prompt.cut]
+        if cuts:
+            logger.warning(
+                "%d of %d prompts exceed the model's %d positions and were cut from the left, by up to %d tokens",
+                len(cuts), len(prompts), self.engine.model.config.max_positions, max(cuts),
+            )  # fmt: skip
+
+
+def _keyed(requests: Sequence[Instance]) -> Iterator[tuple[RequestKey, Instance]]:
+    """Each request with its identity. Requests made by hand have no document; their place stands for it."""
+    seen: Counter[tuple[str, int, int]] = Counter()
+    for place, request in enumerate(requests):
+        document = place if request.doc_id is None else request.doc_id
+        same = (request.task_name or "", document, request.idx)
+        yield RequestKey(*same, repeat=seen[same]), request
+        seen[same] += 1

@@ -1,0 +1,133 @@
+"""Evaluates a loaded task with lm-eval's own evaluator: requests, answers, filters, metrics.
+
+Its request cache is never used: it keys on the prompt alone, so two configs would share their answers.
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator import evaluate
+
+from stepsaver.engine.errors import UsageError
+from stepsaver.evaluation.adapter import StepsaverLM
+from stepsaver.evaluation.task_loading import LoadedTask
+
+RANDOM_SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234  # lm-eval's own; some tasks draw from the global generators
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    limit: int | None = None  # documents of each task, from the first on
+    apply_chat_template: bool | None = None  # None: if the tokenizer has one
+    fewshot_as_multiturn: bool = True
+    system_instruction: str | None = None
+
+
+@dataclass(frozen=True)
+class DocumentScore:
+    task: str
+    document: int
+    value: float
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """`accuracy` is the task's declared metric; `documents` say which ones it was earned on."""
+
+    task: str
+    metric: str
+    accuracy: float
+    beside: dict[str, float]
+    documents: tuple[DocumentScore, ...]
+    harness: dict[str, Any] = field(repr=False)  # lm-eval's own results, without the samples
+
+
+class ScoringFailed(RuntimeError):
+    """The model answered everything and a scorer failed. The answers were handed over before: score them again."""
+
+
+def build_requests(
+    lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions | None = None
+) -> dict[str, list[Instance]]:
+    """The requests that an evaluation will make, by the task that makes them. Nothing is run."""
+    options = options or EvaluationOptions()
+    uses_chat = _uses_chat(lm, options)
+    _seed(task)
+    for member in task.harness["tasks"].values():
+        member.build_all_requests(
+            limit=options.limit,
+            system_instruction=options.system_instruction,
+            apply_chat_template=uses_chat,
+            fewshot_as_multiturn=options.fewshot_as_multiturn and uses_chat,
+            chat_template=lm.apply_chat_template if uses_chat else None,
+            tokenizer_name=lm.tokenizer_name,
+        )
+    return {name: list(member.instances) for name, member in task.harness["tasks"].items()}
+
+
+def evaluate_task(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions | None = None) -> TaskResult:
+    options = options or EvaluationOptions()
+    if options.limit is not None and options.limit < 1:
+        raise UsageError(f"limit {options.limit} is not positive")
+    uses_chat = _uses_chat(lm, options)
+    _seed(task)
+    lm.is_complete = False
+    try:
+        results = evaluate(
+            lm,
+            task.harness,
+            limit=options.limit,
+            bootstrap_iters=0,  # the bench has intervals of its own
+            system_instruction=options.system_instruction,
+            apply_chat_template=uses_chat,
+            fewshot_as_multiturn=options.fewshot_as_multiturn and uses_chat,
+            confirm_run_unsafe_code=task.runs_unsafe_code,  # `load_task` asked for the confirmation
+        )
+    except Exception as error:
+        if not lm.is_complete:
+            raise
+        raise ScoringFailed(f"{task.name}: scoring failed after all answers were there: {error!r}") from error
+    assert results is not None
+    samples = results.pop("samples")
+    return TaskResult(
+        task.name,
+        task.accuracy,
+        accuracy=_metric(results, task.name, task.accuracy),
+        beside={key: _metric(results, task.name, key) for key in task.beside},
+        documents=tuple(_document_scores(samples, task.accuracy)),
+        harness=results,
+    )
+
+
+def _uses_chat(lm: StepsaverLM, options: EvaluationOptions) -> bool:
+    return lm.text_tokenizer.has_chat_template if options.apply_chat_template is None else options.apply_chat_template
+
+
+def _seed(task: LoadedTask) -> None:
+    """Before every pass over a task: its few-shot examples are drawn anew, and every config must draw the same."""
+    random.seed(RANDOM_SEED)
+    np.random.seed(NUMPY_SEED)
+    for member in task.harness["tasks"].values():
+        member.set_fewshot_seed(seed=FEWSHOT_SEED)
+
+
+def _metric(results: dict[str, Any], name: str, key: str) -> float:
+    """The figure of a task, or of a group that lm-eval aggregated by the members' sizes."""
+    found = results["results"].get(name, {}).get(key)
+    if found is None:
+        found = results.get("groups", {}).get(name, {}).get(key)
+    assert found is not None, f"lm-eval's results have no {key} for {name}"
+    return float(found)
+
+
+def _document_scores(samples: dict[str, list[dict[str, Any]]], key: str) -> list[DocumentScore]:
+    metric, _, filter_name = key.rpartition(",")
+    return [
+        DocumentScore(task, sample["doc_id"], float(sample[metric]))
+        for task, members in samples.items()
+        for sample in members
+        if sample["filter"] == filter_name
+    ]

@@ -1,0 +1,74 @@
+"""Generation requests on the engine: jobs in, finished records out, in whatever order they finish."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from stepsaver.engine.engine import Completion, Engine, Prompt
+from stepsaver.engine.trace import Trace
+from stepsaver.evaluation.encoding import Fitted
+from stepsaver.evaluation.generation_parameters import GenerationParameters
+from stepsaver.evaluation.records import RequestKey, RequestRecord, count_denoising_steps
+from stepsaver.evaluation.stop_strings import StopStrings
+from stepsaver.evaluation.throughput import Meter
+from stepsaver.evaluation.tokenizer import TextTokenizer
+
+WARM_UP_BLOCKS = 2
+
+
+class GenerationJob(NamedTuple):
+    place: int  # in the caller's list
+    key: RequestKey
+    digest: str
+    prompt: Fitted
+
+
+def generate_answers(
+    engine: Engine,
+    tokenizer: TextTokenizer,
+    jobs: list[GenerationJob],
+    *,
+    parameters: GenerationParameters,
+    meter: Meter,
+) -> Iterator[tuple[GenerationJob, RequestRecord]]:
+    """Longest prompts first: neighbours in a batch are alike, and a batch that does not fit fails at once."""
+    jobs = sorted(jobs, key=lambda job: -len(job.prompt.ids))
+    block = engine.decoding.block_size
+    stops = StopStrings(tokenizer, parameters.until, block_size=block)
+    prompts = [Prompt(job.prompt.ids, identity=str(job.key)) for job in jobs]
+    beginning = replace(parameters, max_new_tokens=min(parameters.max_new_tokens, WARM_UP_BLOCKS * block))
+    meter.warm_up(lambda trace: list(_complete(engine, prompts[:1], beginning, stops, trace)))
+    for completion in _complete(engine, prompts, parameters, stops, meter.trace):
+        job = jobs[completion.index]
+        record = _record(engine, job, completion, stops)
+        meter.count(tokens=record.tokens, prompt_tokens=record.prompt_tokens)
+        yield job, record
+
+
+def _complete(
+    engine: Engine, prompts: list[Prompt], parameters: GenerationParameters, stops: StopStrings, trace: Trace
+) -> Iterator[Completion]:
+    return engine.generate(
+        prompts,
+        max_new_tokens=parameters.max_new_tokens,
+        sampling=parameters.sampling,
+        trace=trace,
+        finished=stops.are_reached,
+    )
+
+
+def _record(engine: Engine, job: GenerationJob, completion: Completion, stops: StopStrings) -> RequestRecord:
+    ids = tuple(completion.ids)
+    has_stop_token = bool(ids) and ids[-1] in engine.decoding.stop_ids
+    return RequestRecord(
+        job.key,
+        "generation",
+        job.digest,
+        prompt_tokens=len(job.prompt.ids),
+        tokens_cut=job.prompt.cut,
+        ids=ids,
+        text=stops.text(ids[:-1] if has_stop_token else ids),
+        finish=completion.finish,
+        denoising_steps=count_denoising_steps(tuple(completion.steps)),
+        steps=tuple(completion.steps),
+    )

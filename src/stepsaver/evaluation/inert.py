@@ -1,0 +1,70 @@
+"""Which reuse rules cannot act on a log-likelihood task, and why: said before a second is spent on them.
+
+Every rule reuses what an earlier step of the same block computed. Where a block never takes a second step there is
+nothing to reuse, and every config gives the same numbers to the last bit.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stepsaver.engine import registry
+from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.score import Estimator
+
+
+class ScoredLengths(NamedTuple):
+    """Tokens of a request's context and of its continuation."""
+
+    context: int
+    continuation: int
+
+
+class InertRule(NamedTuple):
+    rule: str
+    reason: str
+
+
+def inert_rules(
+    rules: tuple[ReuseRule, ...],
+    requests: Iterable[ScoredLengths],
+    *,
+    block_size: int,
+    estimator: Estimator = "trajectory",
+    score_stop: bool = False,
+) -> tuple[InertRule, ...]:
+    """The rules that provably change nothing, each with the reason."""
+    if estimator == "reference":
+        reason: str | None = "the reference estimator is one forward per request, so there is no earlier step to reuse"
+    elif all(most_steps(each, block_size=block_size, score_stop=score_stop) <= 1 for each in requests):
+        reason = "no request can take two steps in a block, so there is no earlier step to reuse"
+    else:
+        reason = None
+    found = ((rule, reason or _own_reason(rule)) for rule in rules)
+    return tuple(InertRule(registry.describe(rule), why) for rule, why in found if why)
+
+
+def most_steps(request: ScoredLengths, *, block_size: int, score_stop: bool = False) -> int:
+    """The most denoising steps that any one block of a request can take.
+
+    Every step reveals at least one row, so it is the number of the block's rows to be revealed. A block's first row is
+    none of them: the prefill or the commit before it scores that one.
+    """
+    start = max(request.context, 1)  # an empty context is one token
+    positions = range(start, start + request.continuation + score_stop)
+    if not positions:
+        return 0
+    blocks = range(positions[0] // block_size, positions[-1] // block_size + 1)
+    return max(_rows_behind_first(positions, block * block_size, block_size) for block in blocks)
+
+
+def _rows_behind_first(positions: range, start: int, size: int) -> int:
+    return max(min(positions.stop, start + size) - max(positions.start, start + 1), 0)
+
+
+def _own_reason(rule: ReuseRule) -> str | None:
+    """What a rule's own parameters say."""
+    if getattr(rule, "k", None) == 1:
+        return "k=1 computes every step"
+    if rule.name == "adaptive_layers" and getattr(rule, "threshold", None) == 0:
+        return "threshold=0 calls no row calm"
+    return None

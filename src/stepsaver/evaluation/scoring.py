@@ -1,0 +1,67 @@
+"""Log-likelihood requests on the engine: jobs in, finished records out, in whatever order they finish."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from stepsaver.engine.engine import Engine
+from stepsaver.engine.score import Estimator, Score, ScoreRequest
+from stepsaver.engine.trace import Trace
+from stepsaver.evaluation.encoding import Fitted
+from stepsaver.evaluation.records import RequestKey, RequestRecord
+from stepsaver.evaluation.throughput import Meter
+
+
+class Window(NamedTuple):
+    context: Fitted
+    continuation: tuple[int, ...]
+
+
+class ScoringJob(NamedTuple):
+    """One request. It has several windows where its text is longer than the model, and none where it is empty."""
+
+    place: int  # in the caller's list
+    key: RequestKey
+    digest: str
+    windows: tuple[Window, ...]
+
+
+def score_answers(
+    engine: Engine, jobs: list[ScoringJob], *, estimator: Estimator, score_stop: bool, meter: Meter
+) -> Iterator[tuple[ScoringJob, RequestRecord]]:
+    """Requests of one context stay neighbours, so that the engine shares its prefill; long contexts come first."""
+    windows = [(job, window) for job in jobs for window in job.windows]
+    windows.sort(key=lambda each: (-len(each[1].context.ids), each[1].context.ids, each[0].place))
+    asked = [ScoreRequest(window.context.ids, window.continuation) for _, window in windows]
+
+    def scores(requests: list[ScoreRequest], trace: Trace) -> Iterable[Score]:
+        return engine.score(requests, estimator=estimator, score_stop=score_stop, trace=trace) if requests else ()
+
+    meter.warm_up(lambda trace: list(scores(asked[:1], trace)))
+    for job in jobs:
+        if not job.windows:
+            yield job, _record(job, [])
+    open_windows = Counter({job.place: len(job.windows) for job in jobs})
+    found: dict[int, list[Score]] = defaultdict(list)
+    for score in scores(asked, meter.trace):
+        job = windows[score.index][0]
+        found[job.place].append(score)
+        open_windows[job.place] -= 1
+        if not open_windows[job.place]:
+            record = _record(job, found.pop(job.place))
+            meter.count(tokens=record.tokens + score_stop * len(job.windows), prompt_tokens=record.prompt_tokens)
+            yield job, record
+
+
+def _record(job: ScoringJob, scores: list[Score]) -> RequestRecord:
+    return RequestRecord(
+        job.key,
+        "scoring",
+        job.digest,
+        prompt_tokens=sum(len(window.context.ids) for window in job.windows),
+        tokens_cut=sum(window.context.cut for window in job.windows),
+        ids=tuple(token for window in job.windows for token in window.continuation),
+        loglikelihood=sum(score.loglikelihood for score in scores),
+        is_greedy=all(score.is_greedy for score in scores),
+        denoising_steps=sum(score.steps for score in scores),
+    )
