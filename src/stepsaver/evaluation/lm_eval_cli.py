@@ -1,0 +1,174 @@
+"""lm-eval's own command line with our engine in it, for those who have scripts around it.
+
+    python -m stepsaver.evaluation.lm_eval_cli --model stepsaver \\
+        --model_args pretrained=embedded,threshold=0.9,rules=[layer_reuse:k=2,layers=middle] \\
+        --tasks mini_gsm8k --apply_chat_template --limit 10
+
+lm-eval has no plug-in entry points, so this registers the model and hands over. The tasks are lm-eval's own, with its
+own shuffles and scorers; what would give a wrong number or run code without walls that way is refused here.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from time import perf_counter
+from typing import Any
+
+import lm_eval.models  # noqa: F401  (first, or lm-eval takes its own models for unknown)
+from lm_eval.api.registry import register_model
+
+from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.engine import Engine, choose_device, choose_dtype
+from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.models.config import read_config
+from stepsaver.engine.models.load import load_model
+from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.score import ESTIMATORS, Estimator
+from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
+from stepsaver.evaluation.embedded import TASKS_FOLDER
+from stepsaver.evaluation.hub_access import reachable_hub
+from stepsaver.evaluation.ifeval import require_ifeval
+from stepsaver.evaluation.model_source import read_mask_id, resolve_model
+from stepsaver.evaluation.task_registry import find_declaration
+from stepsaver.evaluation.tokenizer import TextTokenizer
+
+REFUSED = {
+    "gpqa": "lm-eval reshuffles the choices between prompting and scoring",
+    "humaneval": "lm-eval runs model-written programs without a sandbox",
+}
+
+HARNESS_DEVICE = "cuda:0"  # what lm-eval passes when its user said nothing, on machines without one too
+
+
+@dataclass(frozen=True)
+class ModelArguments:
+    """What `--model_args` may say. `rules` is one rule, or several in brackets with `;` between them."""
+
+    pretrained: str
+    revision: str | None = None
+    rules: str = ""
+    policy: str = "threshold"
+    threshold: float | None = None
+    batch_size: int = 1
+    dtype: str = "auto"
+    device: str = "auto"
+    block_cache: bool = True
+    estimator: Estimator = "trajectory"
+    score_stop: bool = False
+    max_gen_toks: int = AdapterSettings.default_new_tokens
+
+    @property
+    def rule_texts(self) -> list[str]:
+        return [text for text in self.rules.strip("[]").split(";") if text]
+
+    @property
+    def policy_text(self) -> str:
+        if self.threshold is None:
+            return self.policy
+        if self.policy != "threshold":
+            raise UsageError("policy and threshold exclude each other; write policy=threshold:threshold=...")
+        return f"threshold:threshold={self.threshold}"
+
+
+@register_model("stepsaver")
+class RegisteredLM(StepsaverLM):
+    """The adapter as lm-eval makes it: from a dictionary of strings and numbers."""
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> "RegisteredLM":
+        given = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        given.pop("max_batch_size", None)  # for automatic batch sizes, which there are none of
+        if given.get("device") == HARNESS_DEVICE:
+            given["device"] = "auto"
+        return cls._load(read_arguments({**given, **arg_dict}))
+
+    @classmethod
+    def _load(cls, arguments: ModelArguments) -> "RegisteredLM":
+        started = perf_counter()
+        policy = parse_policy(arguments.policy_text)
+        rules = tuple(parse_rule(text) for text in arguments.rule_texts)
+        folder = resolve_model(arguments.pretrained, revision=arguments.revision)
+        config = read_config(folder)
+        mask_id = read_mask_id(folder) if config.mask_id is None else None
+        decoding = resolve_decoding(config, mask_id=mask_id, block_cache=arguments.block_cache)
+        tokenizer = TextTokenizer(folder)
+        device = choose_device(arguments.device)
+        model = load_model(folder, dtype=choose_dtype(arguments.dtype, device), device=device)
+        engine = Engine(model, decode=policy, reuse=rules, max_batch=arguments.batch_size, decoding=decoding)
+        settings = AdapterSettings(
+            default_new_tokens=arguments.max_gen_toks,
+            estimator=arguments.estimator,
+            score_stop=arguments.score_stop,
+        )
+        return cls(engine, tokenizer, settings=settings, loading_seconds=perf_counter() - started)
+
+
+def read_arguments(given: dict[str, Any]) -> ModelArguments:
+    """Checks names and types. lm-eval has turned texts that look like numbers or truth values into those."""
+    known = {field.name: field for field in fields(ModelArguments)}
+    for name in given:
+        if name not in known:
+            raise unknown_name("model argument", name, known)
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in given]
+    if missing:
+        raise UsageError(f"--model_args needs {', '.join(missing)}")
+    values = {name: _converted(name, value) for name, value in given.items()}
+    if values.get("estimator", "trajectory") not in ESTIMATORS:
+        raise unknown_name("estimator", values["estimator"], ESTIMATORS)
+    return ModelArguments(**values)
+
+
+def _converted(name: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return ";".join(str(each) for each in value)
+    if name in ("batch_size", "max_gen_toks"):
+        if not str(value).isdecimal():
+            raise UsageError(f"--model_args: {name} {value!r} is not a whole number")
+        return int(value)
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    from lm_eval.__main__ import cli_evaluate
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        check_command_line(given)
+        if "--include_path" not in given and option_values(given, "--tasks"):
+            given += ["--include_path", str(TASKS_FOLDER)]
+        sys.argv = ["lm-eval", *given]
+        with reachable_hub():
+            cli_evaluate()
+    except UsageError as error:
+        print(f"stepsaver: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def check_command_line(given: Sequence[str]) -> None:
+    """Says before a model is loaded what would fail, or be wrong, after generation."""
+    if "--use_cache" in given:
+        raise UsageError("--use_cache keys on the prompt alone and would mix the answers of different rules")
+    for task in option_values(given, "--tasks"):
+        declaration = find_declaration(task)
+        preparation = declaration.preparation if declaration else None
+        if preparation in REFUSED:
+            raise UsageError(f"task {task}: {REFUSED[preparation]}; use `stepsaver run`, which does not")
+        if preparation == "ifeval":
+            require_ifeval()
+
+
+def option_values(given: Sequence[str], option: str) -> list[str]:
+    """The values of an option that takes several, separated by spaces or commas."""
+    if option not in given:
+        return []
+    behind = given[given.index(option) + 1 :]
+    end = next((place for place, text in enumerate(behind) if text.startswith("-")), len(behind))
+    return [value for text in behind[:end] for value in text.split(",") if value]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""lm-eval's own command line with our model in it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.api.registry import get_model
+
+from stepsaver.engine.errors import UsageError
+from stepsaver.evaluation import lm_eval_cli
+from stepsaver.evaluation.embedded import TASKS_FOLDER
+from stepsaver.evaluation.lm_eval_cli import ModelArguments, RegisteredLM, main, option_values, read_arguments
+from tests.evaluation.tiny_folder import write_model_folder
+
+
+def test_the_model_is_registered_and_lm_evals_own_are_still_known() -> None:
+    assert get_model("stepsaver") is RegisteredLM
+    assert get_model("dummy") is not RegisteredLM
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"pretrained": "m"}, ModelArguments("m")),
+        ({"pretrained": "m", "batch_size": "4"}, ModelArguments("m", batch_size=4)),
+        ({"pretrained": "m", "threshold": 0.7}, ModelArguments("m", threshold=0.7)),
+        ({"pretrained": "m", "rules": ["trim", "previous_row"]}, ModelArguments("m", rules="trim;previous_row")),
+    ],
+)
+def test_model_arguments(given: dict[str, Any], expected: ModelArguments) -> None:
+    assert read_arguments(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({}, "needs pretrained"),
+        ({"pretrained": "m", "treshold": 1}, "nearest: threshold"),
+        ({"pretrained": "m", "estimator": "trajectry"}, "nearest: trajectory"),
+        ({"pretrained": "m", "batch_size": "auto"}, "not a whole number"),
+    ],
+)
+def test_wrong_model_arguments(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        read_arguments(given)
+
+
+def test_rules_and_policies() -> None:
+    several = ModelArguments("m", rules="[layer_reuse:k=2,layers=middle;trim:level=changed]")
+    assert several.rule_texts == ["layer_reuse:k=2,layers=middle", "trim:level=changed"]
+    assert ModelArguments("m").rule_texts == []
+    assert ModelArguments("m", threshold=0.5).policy_text == "threshold:threshold=0.5"
+    with pytest.raises(UsageError, match="exclude each other"):
+        _ = ModelArguments("m", threshold=0.5, policy="factor").policy_text
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (["--tasks", "gsm8k", "--use_cache", "x"], "keys on the prompt alone"),
+        (["--tasks", "gsm8k,gpqa_main_n_shot"], "reshuffles the choices"),
+        (["--tasks", "gsm8k", "humaneval", "--limit", "1"], "without a sandbox"),
+    ],
+)
+def test_what_would_be_wrong_is_refused(command: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "stepsaver", *command]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_option_values() -> None:
+    assert option_values(["--tasks", "a,b", "c", "--limit", "3"], "--tasks") == ["a", "b", "c"]
+    assert option_values(["--limit", "3"], "--tasks") == []
+
+
+@pytest.mark.long
+def test_a_run_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an index of our own tasks only; the whole one takes half a minute and is lm-eval's business."""
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setattr(
+        "lm_eval.tasks.TaskManager",
+        lambda **_: TaskManager(include_defaults=False, include_path=str(TASKS_FOLDER)),
+    )
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    folder = write_model_folder(tmp_path / "model")
+    arguments = [
+        "--model", "stepsaver",
+        "--model_args", f"pretrained={folder},threshold=0.8,max_gen_toks=16,rules=[layer_reuse:k=2,layers=0-1]",
+        "--tasks", "mini_gsm8k", "--limit", "2", "--apply_chat_template", "--batch_size", "2",
+        "--gen_kwargs", "max_gen_toks=16", "--output_path", str(tmp_path / "out"),
+    ]  # fmt: skip
+    monkeypatch.setattr(lm_eval_cli.sys, "argv", [])
+    assert main(arguments) == 0
+    (results,) = (tmp_path / "out").rglob("results_*.json")
+    assert "exact_match,strict-match" in json.loads(results.read_text())["results"]["mini_gsm8k"]
