@@ -20,20 +20,24 @@ class OneLineParser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(command_name: str | None) -> argparse.ArgumentParser:
+    """All commands with their help, and the options of the one that is asked for: some need slow imports."""
     parser = OneLineParser(prog="stepsaver", description="Cross-step compute reuse in block-diffusion language models.")
     chosen = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in sorted(each.name for each in iter_modules(commands.__path__) if not each.name.startswith("_")):
         command = import_module(f"{commands.__name__}.{module}")
         sub = chosen.add_parser(module, help=command.HELP, description=command.HELP)
-        command.add_arguments(sub)
+        if module == command_name:
+            command.add_arguments(sub)
         sub.set_defaults(run=command.run)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        options = build_parser().parse_args(arguments)
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        named = next((each for each in given if not each.startswith("-")), None)
+        options = build_parser(named).parse_args(given)
         code: int = options.run(options)
     except UsageError as error:
         print(f"stepsaver: {' '.join(str(error).split())}", file=sys.stderr)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
     from stepsaver.engine.decoding import Decoding
     from stepsaver.engine.engine import Engine
     from stepsaver.engine.models.config import ModelConfig
+    from stepsaver.engine.trace import Trace
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
@@ -102,4 +103,37 @@ def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
         "policy": registry.describe(engine.policy),
         "rules": [registry.describe(rule) for rule in engine.rules],
         "batch_size": engine.max_batch,
+    }
+
+
+def cost_document(engine: "Engine", trace: "Trace") -> dict[str, Any]:
+    """What was executed, summed from the records of the trace."""
+    from stepsaver.engine.cost import as_json, cost_by_kind, trace_cost
+
+    config = engine.model.config
+    cost = trace_cost(config, trace, engine.model.dtype.itemsize)
+    return as_json(cost) | {"by_kind": cost_by_kind(config, trace), "peak_memory_bytes": peak_memory(engine)}
+
+
+def peak_memory(engine: "Engine") -> int:
+    """The most memory in use so far: of the device, or of this process."""
+    import resource
+
+    import torch
+
+    if engine.model.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(engine.model.device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def throughput(trace: "Trace", **tokens: int) -> dict[str, Any]:
+    """Seconds and rates; `tokens` is the one count that the rate is of, under its name."""
+    seconds = trace.decode_seconds
+    return {
+        **tokens,
+        "decode_seconds": seconds,
+        "prefill_seconds": trace.prefill_seconds,
+        "tokens_per_s": sum(tokens.values()) / seconds if seconds else 0.0,
+        "samples": trace.samples,
+        "counts": "forwards and choices, prefill included; no loading, warm-up, tokenization; tokens to the stop",
     }

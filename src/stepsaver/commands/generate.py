@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepsaver.commands._json_lines import id_list, read_json_lines, text_of
 from stepsaver.commands._model_options import (
     ModelChoice,
     add_model_arguments,
     build_engine,
     choose_model,
+    cost_document,
     describe_engine,
+    throughput,
 )
 from stepsaver.commands._progress import progress
 from stepsaver.engine.errors import UsageError
@@ -20,7 +23,7 @@ from stepsaver.engine.errors import UsageError
 if TYPE_CHECKING:
     from stepsaver.engine.engine import Completion, Engine, Prompt
     from stepsaver.engine.trace import Trace
-    from stepsaver.evaluation.tokenizer import Tokenizer
+    from stepsaver.evaluation.tokenizer import TextTokenizer
 
 HELP = "decode prompts"
 
@@ -66,14 +69,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tokenizer(choice: ModelChoice) -> "Tokenizer":
-    from stepsaver.evaluation.tokenizer import Tokenizer
+def _tokenizer(choice: ModelChoice) -> "TextTokenizer":
+    from stepsaver.evaluation.tokenizer import TextTokenizer
 
-    return Tokenizer(choice.folder)
+    return TextTokenizer(choice.folder)
 
 
 def _read_prompts(
-    options: argparse.Namespace, choice: ModelChoice, tokenizer: "Tokenizer | None"
+    options: argparse.Namespace, choice: ModelChoice, tokenizer: "TextTokenizer | None"
 ) -> "Iterator[Prompt]":
     """The prompts as ids, checked against the model before its weights are read."""
     from stepsaver.engine.engine import Prompt, check_prompt
@@ -81,44 +84,32 @@ def _read_prompts(
     for line, entry in _entries(options):
         place = f"{options.prompts} line {line}" if options.prompts else "--prompt"
         if tokenizer is None:
-            ids = entry.get("ids")
-            if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-                raise UsageError(f'{place}: expected {{"ids": [whole numbers]}}')
+            ids = id_list(entry, "ids", place)
         else:
-            text = entry.get("prompt")
-            if not isinstance(text, str):
-                raise UsageError(f'{place}: expected {{"prompt": "text"}}')
-            ids = tokenizer.encode_prompt(text, chat=options.chat)
+            ids = tuple(encode_prompt(tokenizer, text_of(entry, "prompt", place), chat=options.chat))
         identity = entry.get("id")
-        prompt = Prompt(tuple(ids), None if identity is None else str(identity))
+        prompt = Prompt(ids, None if identity is None else str(identity))
         check_prompt(prompt, choice.config, choice.decoding, options.max_new_tokens, place)
         yield prompt
 
 
+def encode_prompt(tokenizer: "TextTokenizer", text: str, *, chat: bool) -> list[int]:
+    """The ids of a prompt: as a user's message where the model has a chat template, else as it stands."""
+    if chat and tokenizer.has_chat_template:
+        text = tokenizer.chat_prompt([{"role": "user", "content": text}])
+    return tokenizer.encode(text)
+
+
 def _entries(options: argparse.Namespace) -> Iterator[tuple[int, dict[str, Any]]]:
-    if options.prompt is not None:
-        if options.ids:
-            try:
-                yield 1, {"ids": [int(token) for token in options.prompt.replace(",", " ").split()]}
-            except ValueError:
-                raise UsageError(f"--prompt {options.prompt!r} is not a list of token ids") from None
-        else:
-            yield 1, {"prompt": options.prompt}
-        return
-    try:
-        text = options.prompts.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {options.prompts}: {error}") from None
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
+    if options.prompts is not None:
+        yield from read_json_lines(options.prompts)
+    elif options.ids:
         try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"{options.prompts} line {number} is not JSON: {error}") from None
-        if not isinstance(entry, dict):
-            raise UsageError(f"{options.prompts} line {number} is not an object")
-        yield number, entry
+            yield 1, {"ids": [int(token) for token in options.prompt.replace(",", " ").split()]}
+        except ValueError:
+            raise UsageError(f"--prompt {options.prompt!r} is not a list of token ids") from None
+    else:
+        yield 1, {"prompt": options.prompt}
 
 
 def _document(
@@ -126,32 +117,17 @@ def _document(
     engine: "Engine",
     completions: "list[Completion]",
     trace: "Trace",
-    tokenizer: "Tokenizer | None",
+    tokenizer: "TextTokenizer | None",
 ) -> dict[str, Any]:
-    from stepsaver.engine.cost import as_json, cost_by_kind, trace_cost
-
-    config = engine.model.config
-    cost = trace_cost(config, trace, engine.model.dtype.itemsize)
     return {
         "samples": [_sample(completion, tokenizer) for completion in completions],
-        "cost": as_json(cost) | {"by_kind": cost_by_kind(config, trace)},
-        "throughput": throughput(trace),
+        "cost": cost_document(engine, trace),
+        "throughput": throughput(trace, tokens_generated=trace.tokens_generated),
         "engine": describe_engine(engine, options.model),
     }
 
 
-def throughput(trace: "Trace") -> dict[str, Any]:
-    seconds = trace.decode_seconds
-    return {
-        "tokens_generated": trace.tokens_generated,
-        "decode_seconds": seconds,
-        "prefill_seconds": trace.prefill_seconds,
-        "tokens_per_s": trace.tokens_generated / seconds if seconds else 0.0,
-        "counts": "forwards and choices, prefill included; no loading, warm-up, tokenization; tokens to the stop",
-    }
-
-
-def _sample(completion: "Completion", tokenizer: "Tokenizer | None") -> dict[str, Any]:
+def _sample(completion: "Completion", tokenizer: "TextTokenizer | None") -> dict[str, Any]:
     sample: dict[str, Any] = {
         "ids": completion.ids,
         "finish": completion.finish,
@@ -162,11 +138,11 @@ def _sample(completion: "Completion", tokenizer: "Tokenizer | None") -> dict[str
     return sample
 
 
-def _print_texts(completions: "list[Completion]", trace: "Trace", tokenizer: "Tokenizer | None") -> None:
+def _print_texts(completions: "list[Completion]", trace: "Trace", tokenizer: "TextTokenizer | None") -> None:
     for completion in completions:
         text = " ".join(map(str, completion.ids)) if tokenizer is None else tokenizer.decode(completion.ids)
         print(text)
-    figures = throughput(trace)
+    figures = throughput(trace, tokens_generated=trace.tokens_generated)
     print(
         f"{figures['tokens_generated']} tokens in {figures['decode_seconds']:.2f} s"
         f" ({figures['tokens_per_s']:.1f} tokens/s, {trace.forwards} forwards, loading not counted)",

@@ -1,0 +1,40 @@
+"""JSONL that a user wrote: one object per line, and the line number in every complaint."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stepsaver.engine.errors import UsageError
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path} line {number} is not JSON: {error}") from None
+        if not isinstance(entry, dict):
+            raise UsageError(f"{path} line {number} is not an object")
+        yield number, entry
+
+
+def id_list(entry: dict[str, Any], field: str, place: str) -> tuple[int, ...]:
+    """A list of token ids in an entry."""
+    ids = entry.get(field)
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise UsageError(f'{place}: expected {{"{field}": [whole numbers]}}')
+    return tuple(ids)
+
+
+def text_of(entry: dict[str, Any], field: str, place: str) -> str:
+    text = entry.get(field)
+    if not isinstance(text, str):
+        raise UsageError(f'{place}: expected {{"{field}": "text"}}')
+    return text

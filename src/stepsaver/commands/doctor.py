@@ -1,0 +1,82 @@
+"""`stepsaver doctor`: whether this machine is ready, one line per thing that matters."""
+
+import argparse
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from stepsaver.commands._registry_table import add_json_argument
+
+HELP = "whether this machine is ready"
+PACKAGES = ("torch", "numpy", "safetensors", "transformers", "huggingface_hub", "lm_eval")
+
+
+class Finding(NamedTuple):
+    name: str
+    is_fine: bool
+    says: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_json_argument(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    findings = [_python(), *map(_package, PACKAGES), _device(), _packing(), _embedded(), _hub()]
+    if options.json:
+        print(json.dumps([finding._asdict() for finding in findings]))
+    else:
+        for finding in findings:
+            print(f"{'ok ' if finding.is_fine else 'NO '} {finding.name}: {finding.says}")
+    return 0 if all(finding.is_fine for finding in findings) else 1
+
+
+def _python() -> Finding:
+    return Finding("python", True, f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores")
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, True, version(name))
+    except PackageNotFoundError:
+        return Finding(name, False, "not installed")
+
+
+def _device() -> Finding:
+    import torch
+
+    from stepsaver.engine.engine import choose_device, choose_dtype
+
+    device = choose_device("auto")
+    dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    return Finding("device", True, f"{device} ({name}), dtype auto means {dtype}")
+
+
+def _packing() -> Finding:
+    import torch
+
+    from stepsaver.engine.models.linear import can_pack
+
+    packs = can_pack(torch.empty(1024, 1024))
+    return Finding(
+        "packed weights", True, "used on the CPU" if packs else "not available: plain multiplications on the CPU"
+    )
+
+
+def _embedded() -> Finding:
+    from stepsaver.evaluation.embedded import MODEL_FOLDER
+
+    found = (MODEL_FOLDER / "model.safetensors").exists()
+    return Finding("embedded model", found, "found" if found else f"missing in {MODEL_FOLDER}")
+
+
+def _hub() -> Finding:
+    """Says whether there is a login for gated data, never what it is."""
+    from huggingface_hub import get_token
+
+    offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
+    login = "a login is set" if get_token() else "no login (gated data such as GPQA needs one)"
+    return Finding("hub", True, f"{'offline' if offline else 'online'}, {login}")

@@ -1,0 +1,16 @@
+"""`stepsaver rules`: every rule there is, with its fields and what it does."""
+
+import argparse
+
+from stepsaver.commands._registry_table import add_json_argument, print_registry
+
+HELP = "the reuse rules there are"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_json_argument(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    print_registry("stepsaver.engine.reuse", as_json=options.json)
+    return 0

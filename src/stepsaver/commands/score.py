@@ -1,0 +1,94 @@
+"""`stepsaver score`: log-likelihoods of continuations, by the same loop as generation."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepsaver.commands._json_lines import id_list, read_json_lines, text_of
+from stepsaver.commands._model_options import (
+    ModelChoice,
+    add_model_arguments,
+    build_engine,
+    choose_model,
+    cost_document,
+    describe_engine,
+    throughput,
+)
+from stepsaver.commands._progress import progress
+from stepsaver.engine.errors import UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from stepsaver.engine.score import ScoreRequest
+
+HELP = "log-likelihoods of continuations"
+ESTIMATORS = ("trajectory", "reference")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--requests", type=Path, required=True, metavar="FILE", help='JSONL: {"context": "...", "continuation": "..."}'
+    )
+    parser.add_argument(
+        "--ids", action="store_true", help='lines are {"context_ids": [...], "continuation_ids": [...]}'
+    )
+    parser.add_argument("--estimator", default="trajectory", help="trajectory (default) or reference")
+    parser.add_argument("--score-stop", action="store_true", help="append the stop token to every continuation")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    from stepsaver.engine.sampling import NonFiniteLogits
+    from stepsaver.engine.trace import Trace
+
+    if options.estimator not in ESTIMATORS:
+        raise unknown_name("estimator", options.estimator, ESTIMATORS)
+    choice = choose_model(options)
+    requests = list(_read_requests(options, choice))
+    engine = build_engine(options, choice)
+    trace = Trace()
+    found = engine.score(requests, estimator=options.estimator, score_stop=options.score_stop, trace=trace)
+    try:
+        scores = sorted(progress(found, total=len(requests), label="scoring"), key=lambda each: each.index)
+    except NonFiniteLogits as error:
+        raise UsageError(f"{options.model}: {error}") from None
+    if options.json:
+        document = {
+            "scores": [
+                {"loglikelihood": each.loglikelihood, "is_greedy": each.is_greedy, "steps": each.steps}
+                for each in scores
+            ],
+            "cost": cost_document(engine, trace),
+            "throughput": throughput(trace, tokens_scored=trace.tokens_scored) | {"requests": len(requests)},
+            "engine": describe_engine(engine, options.model) | {"estimator": options.estimator},
+        }
+        print(json.dumps(document))
+    else:
+        for each in scores:
+            print(f"{each.loglikelihood:.6f}\t{'greedy' if each.is_greedy else 'other'}\t{each.steps} steps")
+    return 0
+
+
+def _read_requests(options: argparse.Namespace, choice: ModelChoice) -> "Iterator[ScoreRequest]":
+    from stepsaver.engine.engine import Prompt, check_prompt
+    from stepsaver.engine.score import ScoreRequest
+
+    encode = None
+    if not options.ids:
+        from stepsaver.evaluation.tokenizer import TextTokenizer
+
+        encode = TextTokenizer(choice.folder).encode
+    for number, entry in read_json_lines(options.requests):
+        place = f"{options.requests} line {number}"
+        if encode is None:
+            request = ScoreRequest(id_list(entry, "context_ids", place), id_list(entry, "continuation_ids", place))
+        else:
+            context, continuation = text_of(entry, "context", place), text_of(entry, "continuation", place)
+            request = ScoreRequest(tuple(encode(context)), tuple(encode(continuation)))
+        longest = len(request.continuation_ids) + 1
+        check_prompt(Prompt(request.context_ids), choice.config, choice.decoding, longest, place)
+        if request.continuation_ids:
+            check_prompt(Prompt(request.continuation_ids), choice.config, choice.decoding, 0, place)
+        yield request

@@ -1,0 +1,41 @@
+"""The options of a training on the command line: `stepsaver train` and `python -m stepsaver.training`."""
+
+import argparse
+from dataclasses import fields, replace
+from pathlib import Path
+
+from stepsaver.training.card import write_card
+from stepsaver.training.export import export_checkpoint
+from stepsaver.training.loop import train
+from stepsaver.training.progress import progress_watcher
+from stepsaver.training.recipe import Recipe
+
+
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run: state and log")
+    parser.add_argument("--resume", action="store_true", help="go on from the state in --out")
+    parser.add_argument("--until", type=int, help="stop after this step, saved")
+    parser.add_argument("--export", type=Path, help="afterwards write checkpoint, accuracies and training card here")
+    parser.add_argument("--no-compile", action="store_true", help="run without torch.compile")
+    for field in fields(Recipe):
+        if field.type in (int, float):
+            option = "--" + field.name.replace("_", "-")
+            parser.add_argument(option, type=field.type, default=field.default, help="default %(default)s")
+
+
+def run_training(options: argparse.Namespace) -> int:
+    chosen = {field.name: getattr(options, field.name) for field in fields(Recipe) if hasattr(options, field.name)}
+    recipe = replace(Recipe(), **chosen)
+    with progress_watcher(recipe) as watch:
+        run = train(
+            options.out,
+            recipe,
+            resume=options.resume,
+            until=options.until,
+            compiled=not options.no_compile,
+            watch=watch,
+        )
+    if options.export:
+        export_checkpoint(run.model, options.export)
+        write_card(options.export, options.out, run)
+    return 0
