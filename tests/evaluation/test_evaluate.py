@@ -17,8 +17,11 @@ from stepsaver.evaluation.evaluate import (
     build_requests,
     evaluate_task,
 )
+from stepsaver.evaluation.local_data import read_rows
 from stepsaver.evaluation.records import RequestRecord
+from stepsaver.evaluation.sandbox import Limits, run_program
 from stepsaver.evaluation.task_loading import TaskOptions, load_task
+from stepsaver.evaluation.task_registry import package_folder
 from stepsaver.evaluation.tokenizer import TextTokenizer
 from tests.evaluation import own_rows
 from tests.evaluation.nltk_stand_in import write_punkt_tab
@@ -155,13 +158,55 @@ def test_humaneval_runs_nothing_before_it_is_confirmed(data_dir: Path, monkeypat
 
 
 def test_the_official_solutions_pass(shared: Path) -> None:
-    from stepsaver.evaluation.local_data import read_rows
-
     for row in read_rows(shared / "data" / "HumanEval.jsonl.gz")[:5]:
         tests = f"{row['test']}\ncheck({row['entry_point']})"
         right, wrong = row["prompt"] + row["canonical_solution"], row["prompt"] + "    return None\n"
         assert humaneval.pass_at_k([tests], [[right]], k=[1]) == {"pass@1": 1.0}
         assert humaneval.pass_at_k([tests], [[wrong]], k=[1]) == {"pass@1": 0.0}
+
+
+@pytest.mark.long
+def test_all_official_solutions_pass(shared: Path) -> None:
+    rows = read_rows(shared / "data" / "HumanEval.jsonl.gz")
+    failed = [
+        row["task_id"]
+        for row in rows
+        if not run_program(
+            f"{row['prompt']}{row['canonical_solution']}\n{row['test']}\ncheck({row['entry_point']})",
+            Limits(seconds=10.0),
+        ).passed
+    ]
+    assert len(rows) == 164
+    assert failed == []
+
+
+@pytest.mark.long
+def test_every_checker_of_ifeval_runs(
+    shared: Path, byte_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import nltk
+
+    monkeypatch.setattr(nltk.data, "path", [str(write_punkt_tab(tmp_path))])
+    task = load_task("ifeval", TaskOptions(data_dir=shared / "data"))
+    engine = ScriptedEngine(byte_tokenizer, write=lambda prompt: "Some words here. Then more, with a comma.")
+    lm = StepsaverLM(engine, byte_tokenizer)  # type: ignore[arg-type]
+    results = [evaluate_task(lm, task) for _ in range(2)]
+    assert len(results[0].documents) == 541
+    assert results[0] == results[1]  # language detection included
+
+
+@pytest.mark.long
+def test_all_subjects_of_mmlu(byte_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    subjects = [path.stem.removeprefix("mmlu_") for path in package_folder("lm_eval/tasks/mmlu/default").glob("mmlu_*")]
+    for number, subject in enumerate(sorted(subjects)):
+        rows = [",".join(["Which?", "w", "x", "y", "z", "A" if number % 2 else "B"])] * (1 + number % 3)
+        (tmp_path / f"{subject}_test.csv").write_text("\n".join(rows) + "\n")
+    engine = ScriptedEngine(byte_tokenizer, weigh=lambda context, answer: 0.0 if "A" in answer else -5.0)
+    lm = StepsaverLM(engine, byte_tokenizer)  # type: ignore[arg-type]
+    result = evaluate_task(lm, load_task("mmlu", TaskOptions(data_dir=tmp_path)))
+    assert len(subjects) == 57
+    values = [score.value for score in result.documents]
+    assert result.accuracy == pytest.approx(sum(values) / len(values))  # weighted by size, as lm-eval does it
 
 
 @pytest.mark.parametrize("name", ["mini_gsm8k", "mini_mmlu", "mini_ifeval"])

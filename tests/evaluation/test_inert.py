@@ -3,7 +3,7 @@
 import pytest
 
 from stepsaver.engine.reuse.rule import parse_rule
-from stepsaver.evaluation.inert import ScoredLengths, inert_rules, most_steps
+from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules, most_steps
 
 ONE_TOKEN = [ScoredLengths(500, 1), ScoredLengths(31, 1), ScoredLengths(32, 1)]
 SEVERAL = [*ONE_TOKEN, ScoredLengths(40, 5)]
@@ -50,6 +50,12 @@ def test_the_reference_estimator_makes_every_rule_inert() -> None:
     found = inert_rules(RULES, SEVERAL, block_size=32, estimator="reference")
     assert len(found) == len(RULES)
     assert all("reference estimator" in each.reason for each in found)
+
+
+def test_configs_with_the_same_acting_rules_are_equal() -> None:
+    inert = inert_rules(RULES, SEVERAL, block_size=32)
+    assert acting_rules(RULES, inert) == (RULES[0], RULES[2], RULES[3])
+    assert acting_rules(RULES, inert_rules(RULES, ONE_TOKEN, block_size=32)) == ()
 
 
 def test_no_rules_no_remarks() -> None:

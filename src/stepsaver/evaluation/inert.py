@@ -33,14 +33,26 @@ def inert_rules(
     score_stop: bool = False,
 ) -> tuple[InertRule, ...]:
     """The rules that provably change nothing, each with the reason."""
-    if estimator == "reference":
-        reason: str | None = "the reference estimator is one forward per request, so there is no earlier step to reuse"
-    elif all(most_steps(each, block_size=block_size, score_stop=score_stop) <= 1 for each in requests):
-        reason = "no request can take two steps in a block, so there is no earlier step to reuse"
-    else:
-        reason = None
+    reason = no_second_step(requests, block_size=block_size, estimator=estimator, score_stop=score_stop)
     found = ((rule, reason or _own_reason(rule)) for rule in rules)
     return tuple(InertRule(registry.describe(rule), why) for rule, why in found if why)
+
+
+def acting_rules(rules: tuple[ReuseRule, ...], inert: Iterable[InertRule]) -> tuple[ReuseRule, ...]:
+    """What is left. Two configs with the same policy whose acting rules are the same give the same numbers."""
+    names = {each.rule for each in inert}
+    return tuple(rule for rule in rules if registry.describe(rule) not in names)
+
+
+def no_second_step(
+    requests: Iterable[ScoredLengths], *, block_size: int, estimator: Estimator, score_stop: bool
+) -> str | None:
+    """Why no block ever takes a second step, or None. Then the decode policy has nothing to choose from, either."""
+    if estimator == "reference":
+        return "the reference estimator is one forward per request, so there is no earlier step to reuse"
+    if all(most_steps(each, block_size=block_size, score_stop=score_stop) <= 1 for each in requests):
+        return "no request can take two steps in a block, so there is no earlier step to reuse"
+    return None
 
 
 def most_steps(request: ScoredLengths, *, block_size: int, score_stop: bool = False) -> int:

@@ -25,12 +25,13 @@ from stepsaver.evaluation.task_registry import (
     unknown_task,
 )
 
+REPORTED_AS = {"pass_at_k": "pass@1"}  # a metric function whose result has another key than its name
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """`metric` is for tasks without a declaration; a declared task's accuracy is what its declaration says."""
+    """`metric` names the accuracy of a task that has no declaration, or another one than the declared."""
 
     data_dir: Path | None = None
     num_fewshot: int | None = None
@@ -240,12 +241,9 @@ def _loaded(
 
 def metric_keys(task: Any) -> list[str]:
     """The keys that a task's results will have: every metric under every filter."""
-    metrics = [humaneval_key if metric == "pass_at_k" else metric for metric in task.aggregation()]
+    metrics = [REPORTED_AS.get(metric, metric) for metric in task.aggregation()]
     filters = [each.name for each in task._filters]
     return [f"{metric},{name}" for metric in metrics for name in filters]
-
-
-humaneval_key = "pass@1"  # what `pass_at_k` reports under
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ The accuracy of a task is declared, never guessed by trying keys. Any other task
 names the metric.
 """
 
+import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
@@ -94,12 +95,13 @@ def harness_names() -> dict[str, Path | None]:
 
 
 def unknown_task(name: str) -> UsageError:
-    """Our own names come first: a task that we declare is the likelier one to be meant."""
-    ours = unknown_name("task", name, task_declarations())
-    nearest = str(ours).rpartition("nearest: ")[2].split(", ")
-    if len(nearest) < len(task_declarations()):
-        return ours
-    return unknown_name("task", name, harness_names())
+    """The nearest names of lm-eval's thousands, and of ours, which are the likelier ones to be meant."""
+    ours = task_declarations()
+    near = {
+        *difflib.get_close_matches(name, ours, n=2, cutoff=0.5),
+        *difflib.get_close_matches(name, harness_names(), n=2, cutoff=0.5),
+    }
+    return unknown_name("task", name, near or ours)
 
 
 def _read(path: Path) -> TaskDeclaration:
