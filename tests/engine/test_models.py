@@ -1,0 +1,218 @@
+"""Checkpoint folders of every kind that loads, against transformers, and everything that can be wrong with one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.engine import Engine, choose_dtype
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.models import linear
+from stepsaver.engine.models.architecture import architectures
+from stepsaver.engine.models.config import parse_config, read_config
+from stepsaver.engine.models.linear import Linear
+from stepsaver.engine.models.load import load_model, random_model, save_weights
+from stepsaver.engine.models.rope import Rope, rotate, rotation_table
+from stepsaver.engine.models.transformer import Transformer
+from tests.conftest import GOLDEN, tiny_config
+
+SHAPE = {
+    "vocab_size": 89,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 256,
+    "bos_token_id": 3,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Qwen2", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+        ("Qwen2", {"num_key_value_heads": 6, "tie_word_embeddings": False}),
+        ("Llama", {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
+        ("Llama", {"num_key_value_heads": 3, "head_dim": 16, "rope_parameters": LLAMA3_ROPE}),
+    ],
+)
+def test_autoregressive_families_equal_transformers(tmp_path: Path, family: str, changes: dict) -> None:
+    """A checkpoint that transformers wrote decodes, with blocks of one row, to what transformers generates from it."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{family}Config")(**SHAPE, **changes, initializer_range=0.5)
+    theirs = getattr(transformers, f"{family}ForCausalLM")(config).double().eval()
+    for parameter in theirs.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    theirs.save_pretrained(tmp_path)
+    ours = load_model(tmp_path, dtype=torch.float64)
+    engine = Engine(ours, decoding=resolve_decoding(ours.config, stop_ids=()))
+    prompt = [5, 17, 40, 8, 63]
+    ids = next(iter(engine.generate([prompt], max_new_tokens=40))).ids
+    expected = theirs.generate(
+        torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=2
+    )
+    assert ids == expected[0, len(prompt) :].tolist()
+
+
+def test_shards_with_an_index_load_like_one_file(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "config.json", tmp_path)
+    tensors = load_file(GOLDEN / "model.safetensors")
+    names = sorted(tensors)
+    files = {name: f"part-{place % 3}.safetensors" for place, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in names if files[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    whole, sharded = (load_model(folder, dtype=torch.float32).state_dict() for folder in (GOLDEN, tmp_path))
+    assert whole.keys() == sharded.keys()
+    assert all(torch.equal(whole[name], sharded[name]) for name in whole)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_survive_writing_and_reading(tmp_path: Path, tied: bool) -> None:
+    shutil.copy(GOLDEN / "config.json", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = random_model(read_config(tmp_path), dtype=torch.float32)
+    save_weights(model, tmp_path / "model.safetensors", dtype=torch.float32)
+    again = load_model(tmp_path, dtype=torch.float32)
+    assert (again.head.weight is again.embedding.weight) == tied
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, dict(again.named_parameters())[name])
+
+
+def test_the_7b_model_builds_on_the_meta_device(shared: Path) -> None:
+    config = read_config(shared / "fast_dllm_v2_7b")
+    with torch.device("meta"):
+        model = Transformer(config)
+    assert (config.layers, config.hidden, config.heads, config.kv_heads) == (28, 3584, 28, 4)
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(7.6e9, rel=0.01)
+    decoding = resolve_decoding(config)
+    assert (decoding.mask_id, decoding.block_size, decoding.stop_ids[0]) == (151665, 32, 151645)
+
+
+def _folder(tmp_path: Path, **config_changes: object) -> Path:
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN, folder)
+    config = json.loads((folder / "config.json").read_text()) | config_changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["Qwen3ForCausalLM"]}, "unknown architecture 'Qwen3ForCausalLM'; nearest: Qwen2ForCausalLM"),
+        ({"architectures": []}, "expected exactly one"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"use_sliding_window": True}, "sliding-window"),
+        ({"num_key_value_heads": 4}, "cannot share"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
+        ({"hidden_size": None}, "no entry 'hidden_size'"),
+        ({"num_hidden_layers": 13}, "lacks 12 tensors: model.layers.12"),
+        ({"num_hidden_layers": 11}, "does not know: model.layers.11"),
+        ({"intermediate_size": 64}, r"misshapen tensors: model.layers.0.mlp.down_proj.weight is \(48, 128\)"),
+    ],
+)
+def test_wrong_configurations_are_one_line(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        load_model(_folder(tmp_path, **changes), dtype=torch.float32)
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_folders_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no model folder"):
+        load_model(tmp_path / "absent", dtype=torch.float32)
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        load_model(tmp_path, dtype=torch.float32)
+    folder = _folder(tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(UsageError, match="damaged or cut short"):
+        load_model(folder, dtype=torch.float32)
+    weights.unlink()
+    (folder / "forward.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle is never read")
+    with pytest.raises(UsageError, match=r"no \*.safetensors"):
+        load_model(folder, dtype=torch.float32)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UsageError, match="not JSON"):
+        load_model(folder, dtype=torch.float32)
+
+
+def test_mask_and_stop_ids_come_from_the_nearest_source() -> None:
+    plain = {"architectures": ["Fast_dLLM_QwenForCausalLM"], **SHAPE, "vocab_size": 152064}
+    config = parse_config(plain, {})
+    assert resolve_decoding(config).mask_id == 151665
+    assert resolve_decoding(config, mask_id=9).mask_id == 9
+    assert resolve_decoding(parse_config(plain | {"mask_token_id": 7}, {})).mask_id == 7
+    assert config.stop_ids == (2,)
+    assert parse_config(plain, {"eos_token_id": [4, 5]}).stop_ids == (4, 5)
+    assert resolve_decoding(config, stop_ids=(8,)).stop_ids == (8,)
+    llama = parse_config(plain | {"architectures": ["LlamaForCausalLM"]}, {})
+    assert resolve_decoding(llama).block_size == 1
+    with pytest.raises(UsageError, match="need a mask token"):
+        resolve_decoding(llama, block_size=8)
+
+
+def test_rotation_is_that_of_complex_numbers() -> None:
+    table = rotation_table(Rope(theta=100.0), head_dim=8, positions=5, dtype=torch.float64)
+    x = torch.randn(5, 2, 8, dtype=torch.float64)
+    angles = torch.outer(torch.arange(5.0, dtype=torch.float64), 100.0 ** (-torch.arange(4, dtype=torch.float64) / 4))
+    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    assert torch.allclose(rotate(x, table), torch.cat((turned.real, turned.imag), -1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_weights_multiply_like_plain_ones(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "LARGE", 1)
+    layer = Linear(40, 96, bias=bias)
+    x = torch.randn(7, 40)
+    with torch.inference_mode():
+        plain = [layer.project(x), layer.project(x, (0, 32)), layer.project(x, (32, 96))]
+        layer.pack((0, 32), (32, 96))
+        if not layer.packed:
+            pytest.skip("this build of torch packs no weights")
+        packed = [layer.project(x), layer.project(x, (0, 32)), layer.project(x, (32, 96))]
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(plain, packed, strict=True))
+
+
+def test_a_packed_model_decodes_the_golden_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.engine.golden_cases import assert_equal_to_reference, decode_case, read_golden
+
+    monkeypatch.setattr(linear, "LARGE", 1)
+    model = load_model(GOLDEN, dtype=torch.float32)
+    case = read_golden(GOLDEN)["cases"][3]
+    assert_equal_to_reference(case, decode_case(model, case))
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16"])
+def test_every_dtype_decodes(name: str) -> None:
+    model = random_model(tiny_config(), dtype=choose_dtype(name, torch.device("cpu")))
+    engine = Engine(model, decoding=resolve_decoding(model.config, stop_ids=()))
+    assert len(next(iter(engine.generate([(5, 6, 7)], max_new_tokens=12))).ids) == 12
+
+
+def test_auto_dtype_on_the_cpu_is_float32_and_unknown_ones_are_refused() -> None:
+    assert choose_dtype("auto", torch.device("cpu")) == torch.float32
+    with pytest.raises(UsageError, match="float8"):
+        choose_dtype("float8", torch.device("cpu"))
+
+
+def test_every_architecture_is_registered_under_its_own_name() -> None:
+    assert set(architectures()) == {"Fast_dLLM_QwenForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"}
