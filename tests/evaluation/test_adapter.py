@@ -242,6 +242,10 @@ def test_a_stored_answer_to_another_prompt_is_refused(byte_tokenizer: TextTokeni
     lm = StepsaverLM(engine, byte_tokenizer, known=records)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="belongs to another prompt"):
         lm.generate_until(_generations(("b", {})))
+    longer = AdapterSettings(default_new_tokens=300)
+    lm = StepsaverLM(engine, byte_tokenizer, known=records, settings=longer)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="belongs to another prompt"):
+        lm.generate_until(_generations(("a", {})))
 
 
 def test_repeats_of_a_request_are_kept_apart(byte_tokenizer: TextTokenizer) -> None:

@@ -1,6 +1,7 @@
 """What would fail after generation, or give a wrong number, is found while a task is loaded."""
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,15 @@ def test_the_index_is_as_it_was_after_loading(data_dir: Path, monkeypatch: pytes
     load_task("gsm8k_boxed", TaskOptions(data_dir=data_dir))
     assert "gsm8k_boxed" not in kept[0].task_index
     assert all(entry.yaml_path for entry in kept[0].task_index.values() if entry.kind.name == "TASK")
+
+
+def test_packages_that_are_missing(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("lm_eval.tasks.minerva_math")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    assert "lm-eval[math]" in _problem("minerva_math_algebra", data_dir=data_dir)
+    monkeypatch.setitem(sys.modules, "langdetect", None)
+    assert "ifeval needs langdetect: pip install" in _problem("ifeval", data_dir=data_dir)
 
 
 # IFEval

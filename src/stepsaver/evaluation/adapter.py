@@ -9,7 +9,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -44,6 +44,15 @@ class AdapterSettings:
     estimator: Estimator = "trajectory"
     score_stop: bool = False
     show_progress: bool | None = None  # None: on a terminal
+
+
+class OpenRequest(NamedTuple):
+    """A request that has to be run, and its place in the harness's list."""
+
+    place: int
+    key: RequestKey
+    digest: str
+    arguments: tuple[Any, ...]
 
 
 class StepsaverLM(LM):
@@ -90,7 +99,7 @@ class StepsaverLM(LM):
     # The three methods.
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        answers, open_requests = self._known_answers(requests)
+        answers, open_requests = self._known_answers(requests, self.settings.default_new_tokens)
         groups: dict[GenerationParameters, list[GenerationJob]] = defaultdict(list)
         for place, key, digest, (text, keywords) in open_requests:
             parameters = read_parameters(keywords, default_new_tokens=self.settings.default_new_tokens)
@@ -105,15 +114,15 @@ class StepsaverLM(LM):
             )
         )
         self._collect(answers, found, total=len(requests), verb="generating", hidden=disable_tqdm)
-        return [answers[place].text or "" for place in range(len(requests))]
+        return [_text(answers[place]) for place in range(len(requests))]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         records = self._score(requests, hidden=disable_tqdm)
-        return [(record.loglikelihood or 0.0, bool(record.is_greedy)) for record in records]
+        return [(_loglikelihood(record), bool(record.is_greedy)) for record in records]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         records = self._score(requests, hidden=disable_tqdm)
-        return [record.loglikelihood or 0.0 for record in records]
+        return [_loglikelihood(record) for record in records]
 
     def scored_lengths(self, requests: list[Instance]) -> list[ScoredLengths]:
         """What a log-likelihood request will be to the engine, without running it."""
@@ -128,7 +137,7 @@ class StepsaverLM(LM):
         return self._rolling_windows if kind == "loglikelihood_rolling" else self._pair_windows
 
     def _score(self, requests: list[Instance], *, hidden: bool) -> list[RequestRecord]:
-        answers, open_requests = self._known_answers(requests)
+        answers, open_requests = self._known_answers(requests, self.settings.estimator, self.settings.score_stop)
         is_rolling = any(request.request_type == "loglikelihood_rolling" for request in requests)
         jobs = [
             ScoringJob(place, key, digest, tuple(self._windows_of(requests[place].request_type)(key, *arguments)))
@@ -167,17 +176,17 @@ class StepsaverLM(LM):
     # What they share.
 
     def _known_answers(
-        self, requests: list[Instance]
-    ) -> tuple[dict[int, RequestRecord], list[tuple[int, RequestKey, str, tuple[Any, ...]]]]:
-        """Answers from store by place, and the requests that are left."""
+        self, requests: list[Instance], *settings: object
+    ) -> tuple[dict[int, RequestRecord], list[OpenRequest]]:
+        """Answers from store by place, and the requests that are left. Answers depend on `settings`, too."""
         self.is_complete = False
         answers: dict[int, RequestRecord] = {}
         open_requests = []
         for place, (key, request) in enumerate(_keyed(requests)):
-            digest = request_digest(request.args)
+            digest = request_digest((request.args, settings))
             record = self._known.get(key)
             if record is None:
-                open_requests.append((place, key, digest, request.args))
+                open_requests.append(OpenRequest(place, key, digest, request.args))
             else:
                 require_same_request(record, digest)
                 answers[place] = record
@@ -222,3 +231,13 @@ def _keyed(requests: Sequence[Instance]) -> Iterator[tuple[RequestKey, Instance]
         same = (request.task_name or "", document, request.idx)
         yield RequestKey(*same, repeat=seen[same]), request
         seen[same] += 1
+
+
+def _text(record: RequestRecord) -> str:
+    assert record.text is not None, f"{record.key} was not generated"
+    return record.text
+
+
+def _loglikelihood(record: RequestRecord) -> float:
+    assert record.loglikelihood is not None, f"{record.key} was not scored"
+    return record.loglikelihood

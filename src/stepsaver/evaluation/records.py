@@ -47,7 +47,7 @@ class RequestRecord:
 
 
 def request_digest(arguments: tuple[Any, ...]) -> str:
-    """Identifies a request by its content: the prompt and the generation keywords, or context and continuation."""
+    """Identifies a request by its content: the prompt and the keywords, or context and continuation, and settings."""
     return hashlib.sha256(json.dumps(arguments, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
