@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 HELP = "decode prompts"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="P", help="one prompt")
     source.add_argument("--prompts", type=Path, metavar="FILE", help='JSONL: {"prompt": "..."}, or {"ids": [...]}')
@@ -38,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chat", action=argparse.BooleanOptionalAction, default=True, help="use the chat template if there is one"
     )
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="exact limit (default: 256)")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    add_prompt_arguments(parser)
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
@@ -51,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     sampling = Sampling(options.temperature, options.top_p, options.seed)
     choice = choose_model(options)
     tokenizer = None if options.ids else _tokenizer(choice)
-    prompts = list(_read_prompts(options, choice, tokenizer))
+    prompts = list(_encoded_prompts(options, choice, tokenizer))
     engine = build_engine(options, choice)
     trace = Trace()
     completions: list[Completion] = []
@@ -75,7 +79,11 @@ def _tokenizer(choice: ModelChoice) -> "TextTokenizer":
     return TextTokenizer(choice.folder)
 
 
-def _read_prompts(
+def read_prompts(options: argparse.Namespace, choice: ModelChoice) -> "list[Prompt]":
+    return list(_encoded_prompts(options, choice, None if options.ids else _tokenizer(choice)))
+
+
+def _encoded_prompts(
     options: argparse.Namespace, choice: ModelChoice, tokenizer: "TextTokenizer | None"
 ) -> "Iterator[Prompt]":
     """The prompts as ids, checked against the model before its weights are read."""

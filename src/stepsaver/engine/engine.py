@@ -12,7 +12,7 @@ from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.decoder import Decoder, StepEvent
 from stepsaver.engine.decoding import Decoding, resolve_decoding
 from stepsaver.engine.errors import UsageError, unknown_name
-from stepsaver.engine.forward import Memory
+from stepsaver.engine.forward import Memory, Observe
 from stepsaver.engine.generate import decode
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.transformer import Transformer
@@ -54,7 +54,8 @@ class Completion:
 class Engine:
     """Decodes prompts with one model and one configuration. Keeps no state between calls.
 
-    `reuse` rules are applied left to right. `checked` proves before each step that nothing stale is read.
+    `reuse` rules are applied left to right. `checked` proves before each step that nothing stale is read;
+    `observe` sees every delta that is computed.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Engine:
         max_batch: int = 1,
         decoding: Decoding | None = None,
         checked: bool = False,
+        observe: Observe | None = None,
     ) -> None:
         if max_batch < 1:
             raise UsageError(f"batch size {max_batch} is not positive")
@@ -75,6 +77,7 @@ class Engine:
         self.max_batch = max_batch
         self.decoding = decoding or resolve_decoding(model.config)
         self.checked = checked
+        self.observe = observe
         check_rules(reuse, self.decoding, model.config.layers)
 
     def generate(
@@ -221,7 +224,7 @@ class Engine:
             deltas = DeltaCache(
                 model.config, layers=kept, slots=slots, block_size=size, dtype=model.dtype, device=model.device
             )
-        return Memory(cache, deltas, model.rotations(capacity), probed)
+        return Memory(cache, deltas, model.rotations(capacity), probed, self.observe)
 
     def _request(self, place: int, prompt: Prompt | Sequence[int], max_new_tokens: int) -> Request:
         given = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))

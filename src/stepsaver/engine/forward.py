@@ -6,7 +6,7 @@ samples are in. Consecutive layers that run the same rows share their index tens
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Layer, Transformer
 from stepsaver.engine.packing import PackedRun, Part, Step, Subset, pack_rows, pack_run, run_end
 
+PartName = Literal["attention", "mlp"]
+
 
 class Memory(NamedTuple):
     """What a forward reads and writes beside its rows."""
@@ -25,8 +27,11 @@ class Memory(NamedTuple):
     deltas: DeltaCache | None
     rotations: Rotation  # of all positions
     probe_layers: frozenset[int] = frozenset()  # whose drift is measured
+    observe: "Observe | None" = None
 
 
+# Sees each part's delta of the rows that ran: layer, part, delta, and the steps whose rows they are.
+Observe = Callable[[int, PartName, Tensor, Sequence[Step]], None]
 Ask = Callable[[Sequence[Step], Tensor], Sequence[Step]]
 
 
@@ -82,7 +87,7 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
         for index in range(first, last):
             layer = model.layers[index]
             assert isinstance(layer, Layer)
-            h_ND = _run_layer(layer, index, h_ND, run, memory, executed, drift)
+            h_ND = _run_layer(layer, index, h_ND, run, memory, executed, drift, steps)
         if ask is not None and any(step.plan.ask_after == last - 1 for step in steps):
             assert drift is not None, "a plan asks for a drift that nobody measures"
             steps = ask(steps, drift)
@@ -100,6 +105,7 @@ def _run_layer(
     memory: Memory,
     executed: Executed,
     drift_N: Tensor | None,
+    steps: Sequence[Step],
 ) -> Tensor:
     """One layer: rewrite keys and values, mix, add the deltas that ran and those that are reused."""
     queries = None
@@ -123,6 +129,8 @@ def _run_layer(
     if queries is not None:
         delta = layer.attention.finish(attend(queries, memory.cache, index, run.segments))
         executed.count_attention(delta.shape[0])
+        if memory.observe is not None:
+            memory.observe(index, "attention", delta, steps)
     probe = drift_N if index in memory.probe_layers else None
     _add(h_ND, delta, run.attention, None if deltas is None else deltas.attention, probe)
     delta = None
@@ -130,6 +138,8 @@ def _run_layer(
         chosen = run.mlp.ran.select(h_ND)
         delta = layer.mlp(chosen)
         executed.count_mlp(chosen.shape[0])
+        if memory.observe is not None:
+            memory.observe(index, "mlp", delta, steps)
     _add(h_ND, delta, run.mlp, None if deltas is None else deltas.mlp, probe)
     return h_ND
 

@@ -1,0 +1,125 @@
+"""How much a row's deltas drift from step to step: per layer, age and kind of row, without any reuse.
+
+Drift is the relative change of a delta, |new - old| / |new|. Age is the number of steps between the two. This is what
+says which layers are safe to reuse on a model before anything is reused.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stepsaver.engine.engine import Engine, Prompt
+from stepsaver.engine.forward import PartName
+from stepsaver.engine.packing import Step
+from stepsaver.engine.rows import row_index
+
+KINDS = ("masked", "just revealed", "revealed earlier")
+PARTS: tuple[PartName, ...] = ("attention", "mlp")
+
+
+class Snapshot(NamedTuple):
+    """A block's rows in one step: which were in the window, their tokens, and one part's deltas of them."""
+
+    rows: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    deltas: Tensor
+
+
+@dataclass
+class DriftRecorder:
+    """An observer of the engine that compares every delta with those of the same row in earlier steps of its block."""
+
+    layers: int
+    max_age: int
+    mask_id: int
+    totals: NDArray[np.float64] = field(init=False)  # [parts, layers, ages, kinds]
+    counts: NDArray[np.int64] = field(init=False)
+    history: dict[tuple[int, PartName, int], tuple[int, deque[Snapshot]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape = (len(PARTS), self.layers, self.max_age, len(KINDS))
+        self.totals, self.counts = np.zeros(shape), np.zeros(shape, dtype=np.int64)
+
+    def observe(self, layer: int, part: PartName, delta: Tensor, steps: Sequence[Step]) -> None:
+        if layer == self.layers - 1:  # behind its keys and values only a few rows go on
+            return
+        start = 0
+        for step in steps:
+            count = step.plan.rows
+            if step.plan.kind in ("full", "sub"):
+                rows = row_index(step.plan.window)
+                snapshot = Snapshot(rows, step.tokens[rows].copy(), delta[start : start + count].clone())
+                self._compare(layer, part, step, snapshot)
+            start += count
+
+    def _compare(self, layer: int, part: PartName, step: Step, now: Snapshot) -> None:
+        key = (step.slot, part, layer)
+        start, earlier = self.history.get(key, (-1, deque[Snapshot]()))
+        if start != step.start:
+            earlier = deque(maxlen=self.max_age)
+            self.history[key] = (step.start, earlier)
+        for age, then in enumerate(reversed(earlier)):
+            both, here, there = np.intersect1d(now.rows, then.rows, assume_unique=True, return_indices=True)
+            if len(both):
+                new, old = now.deltas[here], then.deltas[there]
+                drift = torch.linalg.vector_norm(new - old, dim=-1) / torch.linalg.vector_norm(new, dim=-1)
+                self._add(part, layer, age, drift.double().numpy(), now.tokens[here], then.tokens[there])
+        earlier.append(now)
+
+    def _add(self, part: PartName, layer: int, age: int, drift: NDArray, tokens: NDArray, before: NDArray) -> None:
+        masked, was_masked = tokens == self.mask_id, before == self.mask_id
+        for kind, chosen in enumerate((masked, ~masked & was_masked, ~masked & ~was_masked)):
+            finite = chosen & np.isfinite(drift)
+            self.totals[PARTS.index(part), layer, age, kind] += drift[finite].sum()
+            self.counts[PARTS.index(part), layer, age, kind] += finite.sum()
+
+    def means(self) -> NDArray[np.float64]:
+        """Mean drift, NaN where nothing was seen."""
+        with np.errstate(invalid="ignore"):
+            return np.where(self.counts, self.totals / np.maximum(self.counts, 1), np.nan)
+
+
+def calibrate(engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int, max_age: int = 4) -> dict[str, Any]:
+    """Decodes the prompts without reuse and returns the drift table and a proposed group of layers."""
+    layers = engine.model.config.layers
+    recorder = DriftRecorder(layers, max_age, engine.decoding.mask_id)
+    watched = Engine(
+        engine.model,
+        decode=engine.policy,
+        max_batch=engine.max_batch,
+        decoding=engine.decoding,
+        observe=recorder.observe,
+    )
+    for _ in watched.generate(prompts, max_new_tokens=max_new_tokens):
+        pass
+    means = recorder.means()
+    return {
+        "layers": layers,
+        "ages": list(range(1, max_age + 1)),
+        "kinds": list(KINDS),
+        "drift": {part: means[place].round(6).tolist() for place, part in enumerate(PARTS)},
+        "rows_seen": {part: recorder.counts[place].tolist() for place, part in enumerate(PARTS)},
+        "calibrated": proposed_layers(means),
+    }
+
+
+def proposed_layers(means: NDArray[np.float64]) -> str:
+    """The layers, as many as `first`, `middle` and `last` have, whose unchanged rows drift least from step to step."""
+    layers = means.shape[1]
+    size = max(1, round(12 * layers / 28))
+    unchanged = np.nanmean(means[:, : layers - 1, 0][..., [0, 2]], axis=(0, 2))
+    chosen = sorted(np.argsort(unchanged, kind="stable")[:size].tolist())
+    return ",".join(_ranges(chosen))
+
+
+def _ranges(numbers: list[int]) -> list[str]:
+    groups: dict[int, list[int]] = defaultdict(list)
+    for place, number in enumerate(numbers):
+        groups[number - place].append(number)
+    return [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups.values()]
