@@ -51,6 +51,9 @@ def test_honest_programs_pass(program: str) -> None:
         ("while True: print('x' * 1000)", "timed out after 0.5 s"),
         ("kept = bytearray(1 << 30)", "MemoryError"),
         ("kept = []\nwhile True: kept.append('x' * 1000000)", "MemoryError"),
+        ("import ctypes\nassert ctypes.CDLL(None).shmget(0, 1 << 28, 0o1600) >= 0", "AssertionError"),
+        ("import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0", "AssertionError"),
+        ("import os\nos.ftruncate(os.memfd_create('kept'), 1 << 28)", "too large"),
         ("open('/tmp/big', 'wb').write(b'0' * (8 << 20))", "too large|No space"),
         ("for n in range(100): open(f'/tmp/{n}', 'wb').write(b'0' * 500000)", "No space|Too many"),
         ("for n in range(100000): open(f'/tmp/{n}', 'w').close()", "No space"),
@@ -118,6 +121,7 @@ def test_an_ordinary_user_has_the_same_walls() -> None:
     assert reasons[1].startswith("timed out")
     assert "BlockingIOError" in reasons[2]
     assert "unreachable" in reasons[3]
+    assert "AssertionError" in reasons[4]
 
 
 def _copy_package(folder: Path) -> None:
@@ -136,6 +140,7 @@ def _reasons_as_ordinary_user(interpreter: Path, folder: Path) -> list[str]:
         "while True: pass",
         "import os; os.fork()",
         "import socket; socket.create_connection(('1.1.1.1', 80), 1)",
+        "import ctypes\nassert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0",
     ]
     code = (
         "from stepsaver.evaluation.sandbox import CannotIsolate, Limits, run_program\n"
