@@ -8,8 +8,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.reuse.rule import ReuseRule, Shares
 from stepsaver.engine.trace import ForwardRecord, SampleStep, Trace
+
+STEPS = ("full", "sub", "reused")  # the kinds of denoising steps
+NOTHING = Shares()
 
 
 class Machine(NamedTuple):
@@ -50,8 +55,11 @@ class Cost:
     cache_bytes: int
 
 
-def entry_flops(config: ModelConfig, entry: SampleStep) -> float:
-    """Multiply-adds count twice; norms, rotations and softmax are left out (under 1 % of a layer)."""
+def entry_flops(config: ModelConfig, entry: SampleStep, free: Shares = NOTHING) -> float:
+    """Multiply-adds count twice; norms, rotations and softmax are left out (under 1 % of a layer).
+
+    `free` is how much of the row-layers is taken to cost nothing.
+    """
     query_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
     keys_values = 4 * config.hidden * kv_width
     attention = 4 * config.hidden * query_width + 4 * query_width * entry.context
@@ -62,9 +70,9 @@ def entry_flops(config: ModelConfig, entry: SampleStep) -> float:
         * (keys_values + 4 * config.hidden * query_width + 2 * query_width * entry.recomputed_context + mlp)
     )
     return (
-        entry.keys_values_run * keys_values
-        + entry.attention_run * attention
-        + entry.mlp_run * mlp
+        entry.keys_values_run * keys_values * (1 - free.keys_values)
+        + entry.attention_run * attention * (1 - free.attention)
+        + entry.mlp_run * mlp * (1 - free.mlp)
         + entry.head_rows * 2 * config.hidden * config.vocab
         + recomputed
     )
@@ -93,7 +101,7 @@ def trace_cost(config: ModelConfig, trace: Trace, bytes_per_number: int) -> Cost
     entries = list(trace.entries)
     return Cost(
         forwards=trace.forwards,
-        steps=sum(entry.kind in ("full", "sub", "reused") for entry in entries),
+        steps=sum(entry.kind in STEPS for entry in entries),
         rows=sum(entry.rows for entry in entries),
         attention_row_layers=sum(entry.attention_run for entry in entries),
         attention_row_layers_reused=sum(entry.attention_reused for entry in entries),
@@ -136,6 +144,20 @@ def predicted_speed_up(
     """How many times as many tokens per second `other` should reach, by its records alone."""
     seconds = [predicted_seconds(config, t.records, machine, bytes_per_number) for t in (baseline, other)]
     return (seconds[0] / baseline.tokens_generated) / (seconds[1] / other.tokens_generated)
+
+
+def ceiling(config: ModelConfig, baseline: Trace, rules: tuple[ReuseRule, ...], decoding: Decoding) -> float:
+    """The speed-up of a rule set if everything that it may ever reuse cost nothing, where compute is the limit.
+
+    Taken over the trace without reuse; what several rules may leave out is added up, so this is an upper bound.
+    """
+    plain = cheapest = 0.0
+    for entry in baseline.entries:
+        plain += entry_flops(config, entry)
+        shares = [rule.reusable(entry, decoding, config.layers) for rule in rules] if entry.kind in STEPS else []
+        free = Shares(*(min(1.0, sum(part)) for part in zip(*shares, strict=True))) if shares else NOTHING
+        cheapest += entry_flops(config, entry, free)
+    return plain / cheapest
 
 
 def as_json(cost: Cost) -> dict[str, float]:

@@ -221,6 +221,7 @@ def _enter(decoder: Decoder, sample: Sample, step: Step, *, revealed: int) -> No
             sample.index,
             step.plan,
             step=sample.block.steps,
+            step_in_sub_block=sample.block.steps_in_sub_block,
             context=step.start + len(step.tokens),
             revealed=revealed,
             recomputed_context=step.start if recomputes else 0,

@@ -14,6 +14,7 @@ class SampleStep(NamedTuple):
     sample: int
     kind: Kind
     step: int  # of its block, from 0; the commit's is the number of steps before it
+    step_in_sub_block: int
     rows: int
     first_row: int | None  # of a sub-block step, counted within its block
     context: int  # rows of context that its attention saw, the block included
@@ -93,12 +94,20 @@ def _is_prefill(record: ForwardRecord) -> bool:
 
 
 def sample_step(
-    sample: int, plan: StepPlan, *, step: int, context: int, revealed: int, recomputed_context: int
+    sample: int,
+    plan: StepPlan,
+    *,
+    step: int,
+    step_in_sub_block: int = 0,
+    context: int,
+    revealed: int,
+    recomputed_context: int,
 ) -> SampleStep:
     return SampleStep(
         sample=sample,
         kind=plan.kind,
         step=step,
+        step_in_sub_block=step_in_sub_block,
         rows=plan.rows,
         first_row=first_row(plan.window) if plan.kind == "sub" else None,
         context=context,

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import LayerRows, StepPlan
-from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.reuse.rule import ReuseRule, Shares
 from stepsaver.engine.rows import row_set
+from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
 
@@ -43,6 +45,12 @@ class AdaptiveLayers(ReuseRule):
 
     def probe_layers(self, layers: int) -> frozenset[int]:
         return frozenset(range(self.probe)) if self.threshold else frozenset()
+
+    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+        if step.step == 0 or not self.threshold:
+            return Shares()
+        share = self.max_age / (self.max_age + 1) * (layers - self.probe) / layers
+        return Shares(attention=share, mlp=share)
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if view.step == 0 or not self.threshold:

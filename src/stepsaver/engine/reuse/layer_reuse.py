@@ -4,11 +4,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Literal
 
+from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import LayerRows, StepPlan, empty_plan
 from stepsaver.engine.reuse.layer_groups import layer_group
-from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.reuse.rule import ReuseRule, Shares
 from stepsaver.engine.rows import Rows, row_set
+from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
 
@@ -45,6 +47,18 @@ class LayerReuse(ReuseRule):
         if self.mode == "output" or self.k == 1:
             return frozenset()
         return layer_group(self.layers, layers)
+
+    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+        if self.mode == "output":
+            return Shares(1.0, 1.0, 1.0) if step.kind == "sub" and step.step % self.k else Shares()
+        if step.step == 0:
+            return Shares()
+        share = (self.k - 1) / self.k * len(layer_group(self.layers, layers)) / layers
+        return Shares(
+            attention=share if self.mode == "delta" else 0.0,
+            keys_values=share if self.kv == "freeze" else 0.0,
+            mlp=share,
+        )
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if self.k == 1:

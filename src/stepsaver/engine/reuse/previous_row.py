@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.reuse.rule import ReuseRule, Shares
 from stepsaver.engine.rows import first_row
+from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
 
@@ -32,6 +34,13 @@ class PreviousRow(ReuseRule):
 
     def probe_layers(self, layers: int) -> frozenset[int]:
         return frozenset({layers // 4}) if self.refresh == "drift" else frozenset()
+
+    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+        refreshes = self.refresh == "sub-block" and step.step_in_sub_block == 0
+        if step.kind != "full" or step.step == 0 or refreshes:
+            return Shares()
+        share = max(0.0, 1 - (decoding.sub_block_size + 1) / decoding.block_size)
+        return Shares(share, share, share)
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if plan.kind != "full" or view.step == 0 or self._refreshes(view):

@@ -1,14 +1,23 @@
 """The contract of a reuse rule, and the passes that turn a view into a plan."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple, cast
 
 from stepsaver.engine import registry
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan, whole_plan
 from stepsaver.engine.rows import first_row, rows_between
+from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
+
+
+class Shares(NamedTuple):
+    """Of a step's row-layers, how much may be left out: 0 nothing, 1 everything."""
+
+    attention: float = 0.0
+    keys_values: float = 0.0
+    mlp: float = 0.0
 
 
 class ReuseRule(ABC):
@@ -33,6 +42,10 @@ class ReuseRule(ABC):
     def narrow_after_probe(self, plan: StepPlan, view: StepView, layer: int) -> StepPlan:
         """Asked when the plan's `ask_after` layer has run: may take away work of the layers behind it."""
         return plan
+
+    @abstractmethod
+    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+        """At most how much of a step, as it runs without rules, this rule could ever leave out: its ceiling."""
 
     def check(self, layers: int) -> None:  # noqa: B027 (most rules fit every model)
         """Says what is impossible for a model of so many layers."""

@@ -5,10 +5,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.reuse.rule import ReuseRule, Shares
 from stepsaver.engine.rows import Rows, row_list, row_set
+from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
 NEAR = 2  # rows on either side of a changed row that feel it most
@@ -41,6 +43,12 @@ class Trim(ReuseRule):
 
     def probe_layers(self, layers: int) -> frozenset[int]:
         return frozenset({layers // 4}) if self.level == "drift" else frozenset()
+
+    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+        if step.step == 0 or not step.rows:
+            return Shares()
+        share = 1 - step.head_rows / step.rows
+        return Shares(share, share, share)
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if view.step == 0:

@@ -1,0 +1,101 @@
+"""Rule sets against no reuse on the embedded word problems: paired, interleaved, in one process."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from stepsaver.engine.cost import STEPS, ceiling, predicted_speed_up
+from stepsaver.engine.decode.threshold import Threshold
+from stepsaver.engine.engine import Engine
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.trace import Trace
+from stepsaver.evaluation.tokenizer import TextTokenizer
+
+MAX_NEW_TOKENS = 96
+
+
+@dataclass
+class Tally:
+    """What one configuration did, chunk by chunk."""
+
+    engine: Engine
+    traces: list[Trace] = field(default_factory=list)
+    answers: dict[int, str] = field(default_factory=dict)
+
+    def whole_trace(self) -> Trace:
+        whole = Trace()
+        for trace in self.traces:
+            whole.records += trace.records
+            whole.tokens_generated += trace.tokens_generated
+        return whole
+
+
+def compare_configs(
+    model: Transformer,
+    folder: Path,
+    documents: Sequence[dict[str, Any]],
+    configs: Mapping[str, tuple[str, ...]],
+    *,
+    threshold: float,
+    batch_size: int,
+) -> list[dict[str, Any]]:
+    """A row per configuration. The first one is the baseline; their order rotates from chunk to chunk."""
+    tokenizer = TextTokenizer(folder)
+    prompts = [
+        tokenizer.encode(tokenizer.chat_prompt([{"role": "user", "content": document["question"]}]))
+        for document in documents
+    ]
+    tallies = {
+        name: Tally(
+            Engine(model, decode=Threshold(threshold), reuse=tuple(map(parse_rule, rules)), max_batch=batch_size)
+        )
+        for name, rules in configs.items()
+    }
+    names = list(tallies)
+    for name in names:  # warm-up, not counted
+        _decode(tallies[name], prompts[:1], 0, Trace())
+    for turn, start in enumerate(range(0, len(prompts), batch_size)):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            trace = Trace()
+            found = _decode(tallies[name], prompts[start : start + batch_size], start, trace)
+            tallies[name].answers.update({place: tokenizer.decode(ids) for place, ids in found.items()})
+            tallies[name].traces.append(trace)
+    return [_row(name, tallies[name], tallies[names[0]], documents) for name in names]
+
+
+def _decode(tally: Tally, prompts: Sequence[list[int]], start: int, trace: Trace) -> dict[int, list[int]]:
+    completions = tally.engine.generate(prompts, max_new_tokens=MAX_NEW_TOKENS, trace=trace)
+    return {start + completion.index: completion.ids for completion in completions}
+
+
+def _row(name: str, tally: Tally, baseline: Tally, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    ratios = [_rate(ours) / _rate(theirs) for ours, theirs in zip(tally.traces, baseline.traces, strict=True)]
+    whole = tally.whole_trace()
+    steps = sum(entry.kind in STEPS for entry in whole.entries)
+    return {
+        "config": name,
+        "problems": len(documents),
+        "right": sum(is_right(tally.answers[place], document) for place, document in enumerate(documents)),
+        "tokens_per_s": median(map(_rate, tally.traces)),
+        "speed_up": median(ratios),
+        "predicted_speed_up": predicted_speed_up(tally.engine.model.config, baseline.whole_trace(), whole),
+        "ceiling": ceiling(
+            tally.engine.model.config, baseline.whole_trace(), tally.engine.rules, tally.engine.decoding
+        ),
+        "tokens_per_step": whole.tokens_generated / steps,
+        "first_answer": tally.answers[0],
+    }
+
+
+def _rate(trace: Trace) -> float:
+    return trace.tokens_generated / trace.decode_seconds
+
+
+def is_right(answer: str, document: dict[str, Any]) -> bool:
+    """Whether the number behind `####` is the document's."""
+    found = re.search(r"#### *(\d+)", answer)
+    return found is not None and found[1] == document["answer"].rpartition("#### ")[2]
