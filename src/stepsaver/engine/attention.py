@@ -26,10 +26,12 @@ class Segment(NamedTuple):
 
 
 def attend(queries_NHE: Tensor, cache: KeyValueCache, layer: int, segments: tuple[Segment, ...]) -> Tensor:
+    if len(segments) == 1:
+        _, _, slot, length, mask = segments[0]
+        return _attend_one(queries_NHE, *cache.read(layer, slot, length), mask)
     mixed_NHE = torch.empty_like(queries_NHE)
     for start, stop, slot, length, mask in segments:
-        keys, values = cache.read(layer, slot, length)
-        mixed_NHE[start:stop] = _attend_one(queries_NHE[start:stop], keys, values, mask)
+        mixed_NHE[start:stop] = _attend_one(queries_NHE[start:stop], *cache.read(layer, slot, length), mask)
     return mixed_NHE
 
 

@@ -69,14 +69,13 @@ def propose(
 ) -> Proposals:
     """The proposals of all rows with one transfer to the host; `options` are the tokens to be scored, row by row."""
     logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
-    low, high = logits_NV.aminmax(dim=-1)
-    normaliser = logits_NV.logsumexp(-1)
-    scored = _option_scores(logits_NV, normaliser, options)
+    finite = torch.isfinite(logits_NV.sum(-1))
+    best = _most_likely(logits_NV, mask_id)
+    scored = _option_scores(logits_NV, best.normaliser, options)
     if sampling.is_greedy:
-        tokens, confidence = _most_likely(logits_NV, normaliser, mask_id)
+        tokens, confidence = best.tokens, best.probability
     else:
         tokens, confidence = _draw(logits_NV, mask_id, sampling, uniforms)
-    finite = torch.isfinite(high - low)
     rows = len(tokens)
     host = torch.cat((tokens.double(), confidence.double(), finite.double(), scored.double())).cpu().numpy()
     if not host[2 * rows : 3 * rows].all():
@@ -86,18 +85,34 @@ def propose(
     return Proposals(host[:rows].astype(np.int64), host[rows : 2 * rows], split)
 
 
+class MostLikely(NamedTuple):
+    """Per row: the best token but the mask, its probability, and the log of the normaliser, which keeps the mask."""
+
+    tokens: Tensor
+    probability: Tensor
+    normaliser: Tensor
+
+
+def _most_likely(logits_NV: Tensor, mask_id: int) -> MostLikely:
+    """With few passes over the logits, which are the largest tensor of a step: the maximum is found once."""
+    if mask_id < 0:
+        best, tokens = logits_NV.max(-1)
+        normaliser = best + (logits_NV - best[:, None]).exp_().sum(-1).log()
+    else:
+        mask_logits = logits_NV[:, mask_id].clone()
+        logits_NV[:, mask_id] = -torch.inf
+        best, tokens = logits_NV.max(-1)
+        others = best + (logits_NV - best[:, None]).exp_().sum(-1).log()
+        normaliser = torch.logaddexp(others, mask_logits)
+        logits_NV[:, mask_id] = mask_logits
+    return MostLikely(tokens, (best - normaliser).exp(), normaliser)
+
+
 def _option_scores(logits_NV: Tensor, normaliser_N: Tensor, options: Sequence[tuple[int, ...]]) -> Tensor:
     places = [row for row, tokens in enumerate(options) for _ in tokens]
     tokens = [token for each in options for token in each]
     index = torch.tensor([places, tokens], dtype=torch.int64).to(logits_NV.device, non_blocking=True)
     return logits_NV[index[0], index[1]] - normaliser_N[index[0]]
-
-
-def _most_likely(logits_NV: Tensor, normaliser_N: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
-    if mask_id >= 0:
-        logits_NV[:, mask_id] = -torch.inf
-    best, tokens = logits_NV.max(-1)
-    return tokens, (best - normaliser_N).exp()
 
 
 def _draw(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:

@@ -83,6 +83,7 @@ def card_text(
         for name, value in asdict(recipe).items()
         if value != getattr(DEFAULTS, name) and not isinstance(value, tuple)
     ]
+    rates = ", then ".join(f"{rate:g} from step {start}" for start, rate in recipe.rates)
     command = " ".join(["python -m stepsaver.training --out runs/train --export runs/model", *changed])
     return f"""# The embedded model: a block-diffusion language model of {parameters / 1e6:.1f} million parameters
 
@@ -125,8 +126,8 @@ sample is longer than {4 * recipe.block_size} tokens.
 stands in up to {recipe.variants} noisy variants masked as in decoding (earlier sub-blocks shown, part of one masked,
 later ones masked), and {100 * recipe.complementary_share:.0f} % of them also in a pair of complementary random masks
 (Fast-dLLM v2). Loss on the answer, on the block's padding behind the stop token with weight {recipe.padding_weight}.
-AdamW, rate {recipe.autoregressive_rate} and then {recipe.joint_rate}, over the last {100 * recipe.decay_share:.0f} % of
-the second stage a cosine to {recipe.final_rate}. {run.seconds / 60:.0f} minutes of wall-clock time on
+AdamW, rate {rates}, over the last {100 * recipe.decay_share:.0f} % of the
+second stage a cosine to {recipe.final_rate}. {run.seconds / 60:.0f} minutes of wall-clock time on
 {recipe.threads} CPU cores that other work shared and sometimes stopped.
 
 On the held-out batch at the end: causal loss {held_out["autoregressive"]:.4f} \

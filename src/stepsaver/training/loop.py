@@ -22,7 +22,7 @@ LOG_FILE = "log.jsonl"
 Watcher = Callable[[dict[str, Any]], None]
 
 # What may differ between a saved run and the run that goes on with it, as long as the steps done stay the same.
-LENGTHS = {"autoregressive_steps", "joint_steps"}
+LENGTHS = {"autoregressive_steps", "joint_steps", "rates"}
 CONVENIENCES = {"save_every", "check_every", "threads"}
 
 
@@ -115,7 +115,7 @@ def new_optimizer(model: Transformer, recipe: Recipe) -> torch.optim.AdamW:
         {"params": matrices, "weight_decay": recipe.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=recipe.autoregressive_rate, betas=recipe.betas, fused=True)
+    return torch.optim.AdamW(groups, lr=recipe.rates[0][1], betas=recipe.betas, fused=True)
 
 
 def save_run(run: Run, out: Path) -> None:

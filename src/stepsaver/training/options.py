@@ -21,6 +21,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
         if field.type in (int, float):
             option = "--" + field.name.replace("_", "-")
             parser.add_argument(option, type=field.type, default=field.default, help="default %(default)s")
+    parser.add_argument("--rates", type=_rates, default=Recipe().rates, help="the schedule, as step:rate,step:rate")
 
 
 def run_training(options: argparse.Namespace) -> int:
@@ -39,3 +40,8 @@ def run_training(options: argparse.Namespace) -> int:
         export_checkpoint(run.model, options.export)
         write_card(options.export, options.out, run)
     return 0
+
+
+def _rates(text: str) -> tuple[tuple[int, float], ...]:
+    pairs = [part.split(":") for part in text.split(",")]
+    return tuple((int(start), float(rate)) for start, rate in pairs)

@@ -29,11 +29,10 @@ class Recipe:
     joint_steps: int = 2000
     autoregressive_units: int = 40  # blocks of rows in a step of the first stage
     joint_units: int = 96
-    autoregressive_rate: float = 2e-3
-    joint_rate: float = 1.2e-3
+    rates: tuple[tuple[int, float], ...] = ((0, 2e-3), (500, 7e-4))  # from which step on, which rate
     final_rate: float = 2e-5
     warm_up_steps: int = 100
-    decay_share: float = 0.5  # of the joint stage, at its end; before it the rate is constant
+    decay_share: float = 0.5  # of the joint stage, at its end
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.97)
     clip_norm: float = 1.0
@@ -60,16 +59,15 @@ class Recipe:
         return self.autoregressive_units if stage == "autoregressive" else self.joint_units
 
     def rate(self, step: int) -> float:
-        """Warm-up and a constant rate in the first stage; constant, then a cosine to the end, in the second.
+        """Warm-up, then constant rates from given steps on, and a cosine over the end of the joint stage.
 
         The constant part does not depend on the number of steps to come, so a run can be made longer or shorter from
         any checkpoint before the decay and equals a run that was planned that way.
         """
-        if self.stage(step) == "autoregressive":
-            return self.autoregressive_rate * min(1.0, (step + 1) / self.warm_up_steps)
+        rate = [rate for start, rate in self.rates if start <= step][-1] * min(1.0, (step + 1) / self.warm_up_steps)
         decay_steps = max(1, round(self.decay_share * self.joint_steps))
         progress = max(0.0, 1 - (self.steps - step) / decay_steps)
-        return self.final_rate + (self.joint_rate - self.final_rate) * (1 + math.cos(math.pi * progress)) / 2
+        return self.final_rate + (rate - self.final_rate) * (1 + math.cos(math.pi * progress)) / 2
 
     def model_config(self, *, vocab: int, mask_id: int, stop_id: int) -> ModelConfig:
         return ModelConfig(

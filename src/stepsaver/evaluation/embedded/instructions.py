@@ -46,7 +46,7 @@ def _repeat(random: Random) -> Problem:
 
 
 def _reverse(random: Random) -> Problem:
-    words = random.sample(NOUNS, random.randint(3, 5))
+    words = random.sample(NOUNS, random.randint(3, 4))
     return _problem("reverse", f"Reverse the list: {_listed(words)}.", _listed(words[::-1]), words=words)
 
 

@@ -58,7 +58,7 @@ def _near(number: int, random: Random) -> list[int]:
 
 
 def _arithmetic(random: Random) -> Problem:
-    left, right = random.randint(10, 69), random.choice(ADDENDS)
+    left, right = random.randint(10, 89), random.choice(ADDENDS)
     operator = random.choice("+-") if left - right >= 10 else "+"
     result = left + right if operator == "+" else left - right
     texts = [f"{left} {operator} {right} = {number}" for number in (result, *_near(result, random))]
@@ -119,7 +119,7 @@ def _logic(random: Random) -> Problem:
 
 
 def _pattern(random: Random) -> Problem:
-    difference = random.randint(2, 10)
+    difference = random.randint(2, 9)
     first = random.randint(10, 99 - 4 * difference)
     numbers = [first + i * difference for i in range(5)]
     listed = ", ".join(str(number) for number in numbers[:4])

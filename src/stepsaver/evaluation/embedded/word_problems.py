@@ -1,7 +1,7 @@
 """mini_gsm8k: word problems of two to four steps with a worked answer that ends in `#### 72`.
 
-A problem is a story about somebody's things. Every step changes a number below 100 by an operation, and the worked
-answer writes each operation out, so one wrong digit spoils everything behind it.
+A problem is a story about somebody's things. Every step changes a number of two digits by a number of one digit, and
+the worked answer writes each operation out, so one wrong digit spoils everything behind it.
 """
 
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from stepsaver.evaluation.embedded.problem import Problem
 from stepsaver.evaluation.embedded.words import NAMES, THINGS
 
 TASK = "mini_gsm8k"
-STEP_COUNTS = (2, 3, 3, 4)
-LARGEST = 99
-ADDENDS = (*range(2, 10), 10, 20, 30)
+STEP_COUNTS = (2, 2, 3, 3, 4)
+SMALLEST, LARGEST = 10, 99
+ADDENDS = range(2, 10)
 FACTORS = range(2, 6)
 LARGEST_FACTOR = 20  # of the other factor, and of a quotient
 STEP_KINDS = ("gain", "lose", "split", "compare", "multiply")
@@ -41,7 +41,7 @@ class Story:
 
 def make_word_problem(random: Random) -> Problem:
     owner, friend = random.sample(NAMES, 2)
-    story = Story(owner, friend, random.choice(THINGS), random.randint(4, 60))
+    story = Story(owner, friend, random.choice(THINGS), random.randint(SMALLEST, 60))
     start = story.value
     story.sentences.append(f"{owner} has {start} {story.thing}.")
     steps = random.choice(STEP_COUNTS)
@@ -98,7 +98,7 @@ def _gain(story: Story, random: Random) -> bool:
 
 
 def _lose(story: Story, random: Random) -> bool:
-    possible = [n for n in ADDENDS if story.value - n >= 2]
+    possible = [n for n in ADDENDS if story.value - n >= SMALLEST]
     if not possible:
         return False
     n = random.choice(possible)
@@ -108,7 +108,7 @@ def _lose(story: Story, random: Random) -> bool:
 
 
 def _split(story: Story, random: Random) -> bool:
-    possible = [n for n in FACTORS if story.value % n == 0 and 2 <= story.value // n <= LARGEST_FACTOR]
+    possible = [n for n in FACTORS if story.value % n == 0 and SMALLEST <= story.value // n <= LARGEST_FACTOR]
     if not possible:
         return False
     n = random.choice(possible)
@@ -119,7 +119,7 @@ def _split(story: Story, random: Random) -> bool:
 
 def _compare(story: Story, random: Random) -> bool:
     more = [n for n in ADDENDS if story.value + n <= LARGEST]
-    fewer = [n for n in ADDENDS if story.value - n >= 2]
+    fewer = [n for n in ADDENDS if story.value - n >= SMALLEST]
     operator = random.choice("+-")
     possible = more if operator == "+" else fewer
     if not possible:
