@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from stepsaver.engine.cost import STEPS, ceiling, predicted_speed_up
-from stepsaver.engine.decode.threshold import Threshold
+from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.reuse.rule import parse_rule
@@ -16,6 +16,18 @@ from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 MAX_NEW_TOKENS = 96
+
+
+@dataclass(frozen=True)
+class Config:
+    """Rules and a policy as text."""
+
+    rules: tuple[str, ...] = ()
+    policy: str = "threshold:threshold=0.9"
+
+    def engine(self, model: Transformer, batch_size: int) -> Engine:
+        rules = tuple(map(parse_rule, self.rules))
+        return Engine(model, decode=parse_policy(self.policy), reuse=rules, max_batch=batch_size)
 
 
 @dataclass
@@ -38,9 +50,8 @@ def compare_configs(
     model: Transformer,
     folder: Path,
     documents: Sequence[dict[str, Any]],
-    configs: Mapping[str, tuple[str, ...]],
+    configs: Mapping[str, Config],
     *,
-    threshold: float,
     batch_size: int,
 ) -> list[dict[str, Any]]:
     """A row per configuration. The first one is the baseline; their order rotates from chunk to chunk."""
@@ -49,12 +60,7 @@ def compare_configs(
         tokenizer.encode(tokenizer.chat_prompt([{"role": "user", "content": document["question"]}]))
         for document in documents
     ]
-    tallies = {
-        name: Tally(
-            Engine(model, decode=Threshold(threshold), reuse=tuple(map(parse_rule, rules)), max_batch=batch_size)
-        )
-        for name, rules in configs.items()
-    }
+    tallies = {name: Tally(config.engine(model, batch_size)) for name, config in configs.items()}
     names = list(tallies)
     for name in names:  # warm-up, not counted
         _decode(tallies[name], prompts[:1], 0, Trace())
@@ -82,6 +88,10 @@ def _row(name: str, tally: Tally, baseline: Tally, documents: Sequence[dict[str,
         "right": sum(is_right(tally.answers[place], document) for place, document in enumerate(documents)),
         "tokens_per_s": median(map(_rate, tally.traces)),
         "speed_up": median(ratios),
+        "speed_up_per_sample": median(
+            theirs.decode_seconds / ours.decode_seconds
+            for ours, theirs in zip(tally.traces, baseline.traces, strict=True)
+        ),
         "predicted_speed_up": predicted_speed_up(tally.engine.model.config, baseline.whole_trace(), whole),
         "ceiling": ceiling(
             tally.engine.model.config, baseline.whole_trace(), tally.engine.rules, tally.engine.decoding

@@ -9,7 +9,7 @@ from stepsaver.engine.errors import UsageError
 
 HELP = "decode some problems with the embedded model, without and with reuse"
 
-CONFIGS: dict[str, tuple[str, ...]] = {
+RULE_SETS: dict[str, tuple[str, ...]] = {
     "no reuse": (),
     "output reuse, k=2": ("layer_reuse:k=2,layers=last,mode=output",),
     "delta reuse of early layers, k=2": ("layer_reuse:k=2,layers=first,mode=delta",),

@@ -1,0 +1,96 @@
+"""What the documents promise about the code: import direction, commands, links, sizes."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepsaver.cli import main
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "stepsaver"
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+# What each part may import of the others.
+ALLOWED = {
+    "engine": {"engine"},
+    "evaluation": {"engine", "evaluation"},
+    "training": {"engine", "evaluation", "training", "cli"},
+    "bench": {"engine", "evaluation", "bench"},
+    "report": {"engine", "evaluation", "bench", "report"},
+    "commands": {"engine", "evaluation", "bench", "report", "training", "commands"},
+}
+ENGINE_PACKAGES = {"torch", "numpy", "safetensors", "stepsaver"}
+
+
+def imported_modules(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            names.add(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("part", ALLOWED)
+def test_imports_go_one_way(part: str) -> None:
+    files = list((SOURCE / part).rglob("*.py"))
+    assert files
+    for path in files:
+        for name in imported_modules(path):
+            if name.startswith("stepsaver."):
+                assert name.split(".")[1] in ALLOWED[part], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_engine_imports_torch_numpy_and_safetensors_only() -> None:
+    standard = set(sys.stdlib_module_names)
+    for path in (SOURCE / "engine").rglob("*.py"):
+        foreign = {name.split(".")[0] for name in imported_modules(path)} - standard - ENGINE_PACKAGES
+        assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
+        assert target.startswith("http") or (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_readme_names_real_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    known = set(re.findall(r"^ {4}(\w+)", capsys.readouterr().out, re.MULTILINE))
+    named = set(re.findall(r"^stepsaver (\w+)", readme, re.MULTILINE))
+    assert named
+    assert named <= known
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"^make ([a-z-]+)", readme, re.MULTILINE)) <= targets
+
+
+def test_readme_example_runs() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert example
+    done = subprocess.run([sys.executable, "-c", example[1]], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("length") + done.stdout.count("stop") == 2
+
+
+def test_every_rule_and_policy_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    from stepsaver.engine import registry
+
+    for made in registry.found_in("stepsaver.engine.reuse").values():
+        assert "Source:" in (made.__doc__ or ""), made
+    for made in registry.found_in("stepsaver.engine.decode").values():
+        assert made.__doc__, made
