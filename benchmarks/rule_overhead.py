@@ -54,12 +54,9 @@ def main() -> None:
                 times[name].append(seconds)
     for name in RULES:
         ratios = [ours / plain for ours, plain in zip(times[name], times["none"], strict=True)]
-        print(
-            f"{name}: {100 * (median(ratios) - 1):+.1f} % [{100 * (min(ratios) - 1):+.1f}, {100 * (max(ratios) - 1):+.1f}]"
-        )
-    print(
-        f"first step of a block, batch {batch}, {options.repeats} interleaved repeats, {torch.get_num_threads()} threads"
-    )
+        middle, low, high = (100 * (value - 1) for value in (median(ratios), min(ratios), max(ratios)))
+        print(f"{name}: {middle:+.1f} % [{low:+.1f}, {high:+.1f}]")
+    print(f"first step of a block, batch {batch}, {options.repeats} repeats, {torch.get_num_threads()} threads")
 
 
 if __name__ == "__main__":

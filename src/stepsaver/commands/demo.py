@@ -40,9 +40,9 @@ def run(options: argparse.Namespace) -> int:
     lines = (DATA_FOLDER / "mini_gsm8k.jsonl").read_text(encoding="utf-8").splitlines()
     documents = [json.loads(line) for line in random.Random(0).sample(lines, min(options.problems, len(lines)))]
     model = load_model(folder, dtype=torch.float32)
-    rows = compare_configs(
-        model, folder, documents, CONFIGS, threshold=options.threshold, batch_size=options.batch_size
-    )
+    policy = f"threshold:threshold={options.threshold}"
+    configs = {name: Config(rules, policy) for name, rules in RULE_SETS.items()}
+    rows = compare_configs(model, folder, documents, configs, batch_size=options.batch_size)
     if options.json:
         print(json.dumps(rows))
     else:
