@@ -38,7 +38,8 @@ def main() -> None:
         assert worst < 1e-4, f"scores differ by {worst}"
     print(
         f"{len(requests)} requests: {median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}] "
-        f"as many requests per second as each alone, scores equal to 1e-4; {options.repeats} repeats, {torch.get_num_threads()} threads"
+        f"as many requests per second as each alone, scores equal to 1e-4; {options.repeats} repeats, "
+        f"{torch.get_num_threads()} threads"
     )
 
 

@@ -52,7 +52,7 @@ def test_no_training_problem_is_a_test_problem() -> None:
     tested = {problem for task in TASKS for problem in _identities(evaluation_problems(task))}
     prompts = {problem.prompt for task in TASKS for problem in evaluation_problems(task)}
     random = Random(3)
-    drawn = [draw(random, Recipe(), split="train") for _ in range(20_000)]
+    drawn = [draw(random, Recipe(), step=step, split="train") for step in range(20_000)]
     assert {problem.task for problem in drawn} == set(TASKS)
     assert not prompts & {problem.prompt for problem in drawn}
     assert not tested & set(_identities(drawn))

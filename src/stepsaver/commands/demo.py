@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import torch
 
-    from stepsaver.bench.comparison import compare_configs
+    from stepsaver.bench.comparison import Config, compare_configs
     from stepsaver.engine.models.load import load_model
     from stepsaver.evaluation.embedded import DATA_FOLDER
     from stepsaver.evaluation.model_source import resolve_model

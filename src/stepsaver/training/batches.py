@@ -1,13 +1,13 @@
 """From problems to the units of a step: token shift, loss weights, and masks as they occur in decoding."""
 
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from tokenizers import Tokenizer
 
 from stepsaver.evaluation.embedded import instructions, questions, word_problems
-from stepsaver.evaluation.embedded.catalog import MAKERS
-from stepsaver.evaluation.embedded.problem import Problem, Split
+from stepsaver.evaluation.embedded.problem import Maker, Problem, Split
 from stepsaver.evaluation.embedded.tokenizer import END_ID, MASK_ID, prompt_text
 from stepsaver.training.layout import NO_TARGET, Sheet, Units
 from stepsaver.training.recipe import Recipe, Stage
@@ -47,12 +47,17 @@ def encode(problem: Problem, tokenizer: Tokenizer, *, block_size: int, weight: f
     return Sample(tokens, len(prompt), end, block_size, weight)
 
 
-def draw(random: Random, recipe: Recipe, *, split: Split) -> Problem:
+def draw(random: Random, recipe: Recipe, *, step: int, split: Split) -> Problem:
     """A problem of any task, tasks in the recipe's proportion."""
     share = recipe.word_problem_share
     others = (1 - share) / 2
-    tasks = (word_problems.TASK, questions.TASK, instructions.TASK)
-    make = MAKERS[random.choices(tasks, (share, others, others))[0]]
+    largest_addend = recipe.largest_addend(step)
+    makers: list[Maker] = [
+        partial(word_problems.make_word_problem, largest_addend=largest_addend),
+        partial(questions.make_question, largest_addend=largest_addend),
+        instructions.make_instruction,
+    ]
+    make = random.choices(makers, (share, others, others))[0]
     while (problem := make(random)).split != split:
         pass
     return problem
@@ -64,7 +69,7 @@ def make_batch(recipe: Recipe, tokenizer: Tokenizer, *, step: int, stage: Stage,
     sheet = Sheet(recipe.block_size, MOST_BLOCKS)
     capacity = recipe.units(stage)
     while True:
-        problem = draw(random, recipe, split=split)
+        problem = draw(random, recipe, step=step, split=split)
         weight = 1.0 if problem.task == word_problems.TASK else recipe.short_weight
         sample = encode(problem, tokenizer, block_size=recipe.block_size, weight=weight)
         trial = Sheet(recipe.block_size, MOST_BLOCKS)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.rope import Rope
+from stepsaver.evaluation.embedded.word_problems import LARGEST_ADDEND
 
 Stage = Literal["autoregressive", "joint"]
 
@@ -29,7 +30,7 @@ class Recipe:
     joint_steps: int = 2000
     autoregressive_units: int = 40  # blocks of rows in a step of the first stage
     joint_units: int = 96
-    rates: tuple[tuple[int, float], ...] = ((0, 2e-3), (500, 7e-4))  # from which step on, which rate
+    rates: tuple[tuple[int, float], ...] = ((0, 2e-3), (500, 7e-4), (700, 1.5e-3))  # from which step on, which rate
     final_rate: float = 2e-5
     warm_up_steps: int = 100
     decay_share: float = 0.5  # of the joint stage, at its end
@@ -39,6 +40,8 @@ class Recipe:
 
     word_problem_share: float = 0.5  # of the problems; the other two tasks share the rest equally
     short_weight: float = 2.0  # of the answers of the other two tasks, which have a fifth of the tokens
+    early_steps: int = 900  # with addends up to the following; later ones, like the test, up to the generator's own
+    early_largest_addend: int = 9
     variants: int = 3  # noisy copies of an answer's block with masks as in decoding
     complementary_share: float = 0.35  # of the answer blocks that also get a pair of complementary random masks
     later_weight: float = 0.1  # of masked rows behind the sub-block being decoded
@@ -57,6 +60,9 @@ class Recipe:
 
     def units(self, stage: Stage) -> int:
         return self.autoregressive_units if stage == "autoregressive" else self.joint_units
+
+    def largest_addend(self, step: int) -> int:
+        return self.early_largest_addend if step < self.early_steps else LARGEST_ADDEND
 
     def rate(self, step: int) -> float:
         """Warm-up, then constant rates from given steps on, and a cosine over the end of the joint stage.

@@ -9,7 +9,7 @@ from itertools import pairwise
 from random import Random
 
 from stepsaver.evaluation.embedded.problem import Problem
-from stepsaver.evaluation.embedded.word_problems import ADDENDS
+from stepsaver.evaluation.embedded.word_problems import LARGEST_ADDEND, SMALLEST_ADDEND
 from stepsaver.evaluation.embedded.words import NAMES, NOUNS
 
 TASK = "mini_mmlu"
@@ -22,8 +22,9 @@ UNITS = (
 )
 
 
-def make_question(random: Random) -> Problem:
-    return SUBJECTS[random.choice(tuple(SUBJECTS))](random)
+def make_question(random: Random, *, largest_addend: int = LARGEST_ADDEND) -> Problem:
+    subject = random.choice(tuple(SUBJECTS))
+    return _arithmetic(random, largest_addend) if subject == "arithmetic" else SUBJECTS[subject](random)
 
 
 def _question(
@@ -57,8 +58,8 @@ def _near(number: int, random: Random) -> list[int]:
     return random.sample([number + o for o in offsets if number + o > 0 and len(str(number + o)) == digits], 3)
 
 
-def _arithmetic(random: Random) -> Problem:
-    left, right = random.randint(10, 89), random.choice(ADDENDS)
+def _arithmetic(random: Random, largest_addend: int = LARGEST_ADDEND) -> Problem:
+    left, right = random.randint(10, 89), random.choice(range(SMALLEST_ADDEND, largest_addend + 1))
     operator = random.choice("+-") if left - right >= 10 else "+"
     result = left + right if operator == "+" else left - right
     texts = [f"{left} {operator} {right} = {number}" for number in (result, *_near(result, random))]

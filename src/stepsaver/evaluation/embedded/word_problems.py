@@ -13,7 +13,7 @@ from stepsaver.evaluation.embedded.words import NAMES, THINGS
 TASK = "mini_gsm8k"
 STEP_COUNTS = (2, 2, 3, 3, 4)
 SMALLEST, LARGEST = 10, 99
-ADDENDS = range(2, 10)
+SMALLEST_ADDEND, LARGEST_ADDEND = 2, 5
 FACTORS = range(2, 6)
 LARGEST_FACTOR = 20  # of the other factor, and of a quotient
 STEP_KINDS = ("gain", "lose", "split", "compare", "multiply")
@@ -27,6 +27,7 @@ class Story:
     friend: str
     thing: str
     value: int
+    addends: range
     sentences: list[str] = field(default_factory=list)
     working: list[str] = field(default_factory=list)
     signature: list[str] = field(default_factory=list)
@@ -39,9 +40,10 @@ class Story:
         self.signature.append(f"{operator}{operand}")
 
 
-def make_word_problem(random: Random) -> Problem:
+def make_word_problem(random: Random, *, largest_addend: int = LARGEST_ADDEND) -> Problem:
     owner, friend = random.sample(NAMES, 2)
-    story = Story(owner, friend, random.choice(THINGS), random.randint(SMALLEST, 60))
+    addends = range(SMALLEST_ADDEND, largest_addend + 1)
+    story = Story(owner, friend, random.choice(THINGS), random.randint(SMALLEST, 60), addends)
     start = story.value
     story.sentences.append(f"{owner} has {start} {story.thing}.")
     steps = random.choice(STEP_COUNTS)
@@ -88,7 +90,7 @@ def _closing_step(story: Story, random: Random) -> str | None:
 
 
 def _gain(story: Story, random: Random) -> bool:
-    possible = [n for n in ADDENDS if story.value + n <= LARGEST]
+    possible = [n for n in story.addends if story.value + n <= LARGEST]
     if not possible:
         return False
     n = random.choice(possible)
@@ -98,7 +100,7 @@ def _gain(story: Story, random: Random) -> bool:
 
 
 def _lose(story: Story, random: Random) -> bool:
-    possible = [n for n in ADDENDS if story.value - n >= SMALLEST]
+    possible = [n for n in story.addends if story.value - n >= SMALLEST]
     if not possible:
         return False
     n = random.choice(possible)
@@ -118,8 +120,8 @@ def _split(story: Story, random: Random) -> bool:
 
 
 def _compare(story: Story, random: Random) -> bool:
-    more = [n for n in ADDENDS if story.value + n <= LARGEST]
-    fewer = [n for n in ADDENDS if story.value - n >= SMALLEST]
+    more = [n for n in story.addends if story.value + n <= LARGEST]
+    fewer = [n for n in story.addends if story.value - n >= SMALLEST]
     operator = random.choice("+-")
     possible = more if operator == "+" else fewer
     if not possible:
