@@ -33,11 +33,21 @@ def build_parser(command_name: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
+    """Parses, and takes configs that stand behind options (`run NAME --limit 10 CONFIG`), which argparse does not."""
+    options, rest = parser.parse_known_args(given)
+    if rest:
+        if not isinstance(getattr(options, "configs", None), list) or any(each.startswith("-") for each in rest):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        options.configs += rest
+    return options
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
         named = next((each for each in given if not each.startswith("-")), None)
-        options = build_parser(named).parse_args(given)
+        options = parse(build_parser(named), given)
         code: int = options.run(options)
     except UsageError as error:
         print(f"stepsaver: {' '.join(str(error).split())}", file=sys.stderr)

@@ -1,7 +1,8 @@
 """A progress bar on a terminal, silence elsewhere."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -17,3 +18,24 @@ def progress(items: Iterable[Item], *, total: int, label: str) -> Iterator[Item]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield from bar.track(items, total=total, description=label)
+
+
+@contextmanager
+def counting_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar per name that is moved by (name, done, total); on anything but a terminal nothing is shown."""
+    if not sys.stderr.isatty():
+        yield lambda name, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        known: dict[str, TaskID] = {}
+
+        def move(name: str, done: int, total: int) -> None:
+            if name not in known:
+                known[name] = bar.add_task(f"{label} {name}", total=total)
+            bar.update(known[name], completed=done, total=total)
+
+        yield move

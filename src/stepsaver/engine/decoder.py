@@ -29,6 +29,8 @@ class StepEvent(NamedTuple):
 
     sample: Sample
     plan: StepPlan
+    sub_block: Rows
+    changed: Rows  # before the step: rows whose token differs from the one they were last computed with
     tokens: NDArray[np.int64]  # of the block, before the step
     proposed: NDArray[np.int64]
     confidence: NDArray[np.float64]

@@ -153,12 +153,16 @@ def _tick(decoder: Decoder, samples: list[Sample], trace: Trace, *, waiting: int
     views = [view_of(decoder, sample.block) for sample in samples]
     steps = [_plan(decoder, sample, view) for sample, view in zip(samples, views, strict=True)]
     executions = execute(decoder, samples, steps)
+    events: list[StepEvent | None] = []
     for sample, view, step, proposed in zip(samples, views, executions.steps, executions.proposals, strict=True):
         if step.plan.kind == "commit":
             _move_on(decoder, sample, step, proposed)
         else:
-            _reveal(decoder, sample, view, step, proposed)
+            events.append(_reveal(decoder, sample, view, step, proposed))
     _record(trace, samples, executions, started=started, waiting=waiting)
+    for event in events:  # behind the record: the time of those who watch is not the decode's
+        if decoder.on_step and event:
+            decoder.on_step(event)
 
 
 def _plan(decoder: Decoder, sample: Sample, view: StepView) -> Step:
@@ -179,9 +183,13 @@ def _move_on(decoder: Decoder, sample: Sample, step: Step, proposed: Proposals) 
     _open_block(decoder, sample, proposed)
 
 
-def _reveal(decoder: Decoder, sample: Sample, view: StepView, step: Step, proposed: Proposals) -> None:
-    """Lets the policy choose among the proposals, fresh or standing, and puts tokens into the chosen rows."""
+def _reveal(decoder: Decoder, sample: Sample, view: StepView, step: Step, proposed: Proposals) -> StepEvent | None:
+    """Lets the policy choose among the proposals, fresh or standing, and puts tokens into the chosen rows.
+
+    Returns what happened if somebody watches.
+    """
     block = sample.block
+    before = (view.changed, block.tokens.copy()) if decoder.on_step else None
     block.record_run(step.plan)
     predicted = row_index(step.plan.reads) + 1
     block.proposed[predicted] = proposed.tokens
@@ -192,15 +200,15 @@ def _reveal(decoder: Decoder, sample: Sample, view: StepView, step: Step, propos
     candidates = Candidates(rows, tuple(block.confidence[list(rows)].tolist()))
     chosen, steps = decoder.policy.choose(candidates, view)
     assert chosen, f"{decoder.policy} made no progress"
-    before = block.tokens.copy() if decoder.on_step else None
     block.reveal(chosen, _tokens_for(sample, chosen))
     _enter(decoder, sample, step, revealed=chosen.bit_count())
     block.count_steps(steps, is_last_of_sub_block=chosen == view.candidates)
     sample.ending = ending_of(sample, decoder.decoding.stop_ids)
-    if decoder.on_step and before is not None:
-        decoder.on_step(StepEvent(sample, step.plan, before, block.proposed, block.confidence, chosen))
     if not sample.is_finished and not block.masked and decoder.finished and decoder.finished(sample.generated):
         sample.ending = Ending("stop", block.start + block.size)
+    if before is None:
+        return None
+    return StepEvent(sample, step.plan, view.sub_block, *before, block.proposed, block.confidence, chosen)
 
 
 def _tokens_for(sample: Sample, rows: Rows) -> NDArray[np.int64]:

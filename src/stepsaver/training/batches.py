@@ -49,7 +49,7 @@ def encode(problem: Problem, tokenizer: Tokenizer, *, block_size: int, weight: f
 
 def draw(random: Random, recipe: Recipe, *, step: int, split: Split) -> Problem:
     """A problem of any task, tasks in the recipe's proportion."""
-    share = recipe.word_problem_share
+    share = recipe.word_problem_share(step)
     others = (1 - share) / 2
     largest_addend = recipe.largest_addend(step)
     makers: list[Maker] = [

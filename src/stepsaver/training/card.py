@@ -114,8 +114,9 @@ choices along the decoding trajectory:
 ## Data
 
 Problems come from the seeded generator in `stepsaver.evaluation.embedded`. Word problems are
-{100 * recipe.word_problem_share:.0f} % of them, the other two tasks share the rest; their answers, a fifth as long,
-weigh {recipe.short_weight:g} times as much. A problem belongs to training or test by a hash of what it asks (for a word
+{100 * recipe.autoregressive_word_problem_share:.0f} % of the first stage and
+{100 * recipe.joint_word_problem_share:.0f} % of the second, the other two tasks share the rest; their answers, a fifth
+as long, weigh {recipe.short_weight:g} times as much. A problem belongs to training or test by a hash of what it asks (for a word
 problem the calculation, whatever the names and things), so no test problem and no rewording of one was trained on. No
 sample is longer than {4 * recipe.block_size} tokens.
 

@@ -30,7 +30,12 @@ class Recipe:
     joint_steps: int = 2000
     autoregressive_units: int = 40  # blocks of rows in a step of the first stage
     joint_units: int = 96
-    rates: tuple[tuple[int, float], ...] = ((0, 2e-3), (500, 7e-4), (700, 1.5e-3))  # from which step on, which rate
+    rates: tuple[tuple[int, float], ...] = (
+        (0, 2e-3),
+        (500, 7e-4),
+        (700, 1.5e-3),
+        (2000, 1.2e-3),
+    )  # from which step on, which rate
     final_rate: float = 2e-5
     warm_up_steps: int = 100
     decay_share: float = 0.5  # of the joint stage, at its end
@@ -38,7 +43,8 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.97)
     clip_norm: float = 1.0
 
-    word_problem_share: float = 0.5  # of the problems; the other two tasks share the rest equally
+    autoregressive_word_problem_share: float = 0.5  # of the problems; the other two tasks share the rest equally
+    joint_word_problem_share: float = 0.35
     short_weight: float = 2.0  # of the answers of the other two tasks, which have a fifth of the tokens
     early_steps: int = 900  # with addends up to the following; later ones, like the test, up to the generator's own
     early_largest_addend: int = 9
@@ -60,6 +66,13 @@ class Recipe:
 
     def units(self, stage: Stage) -> int:
         return self.autoregressive_units if stage == "autoregressive" else self.joint_units
+
+    def word_problem_share(self, step: int) -> float:
+        return (
+            self.autoregressive_word_problem_share
+            if self.stage(step) == "autoregressive"
+            else self.joint_word_problem_share
+        )
 
     def largest_addend(self, step: int) -> int:
         return self.early_largest_addend if step < self.early_steps else LARGEST_ADDEND

@@ -1,0 +1,78 @@
+"""Where experiments are, what is stored of them, and setting results aside on record."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from stepsaver.bench.spec import FILE, Experiment, read_experiment
+from stepsaver.bench.store import SUMMARY, read_json
+from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.models.config import read_config
+from stepsaver.evaluation.model_source import resolve_model
+
+DISCARDED = "discarded.jsonl"
+
+
+def experiments_folder() -> Path:
+    """`experiments/` of the current folder, or of the checkout that this package runs from."""
+    here = Path.cwd() / "experiments"
+    checkout = Path(__file__).resolve().parents[3] / "experiments"
+    return here if here.is_dir() else checkout
+
+
+def experiment_names() -> list[str]:
+    folder = experiments_folder()
+    return sorted(path.parent.name for path in folder.glob(f"*/{FILE}")) if folder.is_dir() else []
+
+
+def find_experiment(name: str) -> Experiment:
+    """By name among the experiments, or by the path of its folder."""
+    folder = Path(name)
+    if not (folder / FILE).exists():
+        if name not in experiment_names():
+            raise unknown_name("experiment", name, experiment_names() or ["none here"])
+        folder = experiments_folder() / name
+    return read_experiment(folder, layers=_layers(folder))
+
+
+def _layers(folder: Path) -> int | None:
+    """The depth of the experiment's own model, if it is on this machine."""
+    try:
+        return read_config(resolve_model(read_experiment(folder).spec.model)).layers
+    except UsageError as error:
+        if FILE in str(error):
+            raise
+        return None
+
+
+def results_folder(experiment: Experiment, model: str) -> Path:
+    """Other models than the experiment's own have a folder of their own."""
+    results = experiment.folder / "results"
+    return results if model == experiment.spec.model else results / model.strip("/").replace("/", "__")
+
+
+def read_summaries(experiment: Experiment, results: Path, cell_folder: str) -> dict[str, dict[str, Any]]:
+    """The summaries of a task by config, in the experiment's order; configs without one are missing."""
+    found = {config.name: read_json(results / cell_folder / config.name / SUMMARY) for config in experiment.configs}
+    return {name: summary for name, summary in found.items() if summary is not None}
+
+
+def discard(experiment: Experiment, results: Path, cell_folder: str, configs: list[str], why: str) -> list[str]:
+    """Moves results to `discarded/` and writes down why. What is not there is said."""
+    moved: list[str] = []
+    for name in configs:
+        source = results / cell_folder / name
+        if not source.is_dir():
+            continue
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        target = results / cell_folder / "discarded" / f"{name}-{stamp}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
+        entry = {"when": stamp, "task": cell_folder, "config": name, "why": why, "moved_to": str(target)}
+        with (experiment.folder / DISCARDED).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(entry) + "\n")
+        moved.append(name)
+    if not moved:
+        raise UsageError(f"nothing of {experiment.name} to discard in {results / cell_folder}")
+    return moved

@@ -1,0 +1,60 @@
+"""What makes two runs the same run: everything that changes numbers, and nothing else."""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import stepsaver
+
+PACKAGE = Path(stepsaver.__file__).parent
+NUMERIC_PACKAGES = ("torch", "numpy", "lm_eval", "transformers", "tokenizers", "datasets")
+
+
+@cache
+def source_hash() -> str:
+    """Of the engine's and the evaluation's source."""
+    digest = hashlib.sha256()
+    for part in ("engine", "evaluation"):
+        for path in sorted((PACKAGE / part).rglob("*.py")):
+            digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def folder_hash(folder: Path) -> str:
+    """Of a checkpoint: its weights, configuration and tokenizer."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".json", ".jinja", ".txt"):
+            digest.update(path.name.encode())
+            with path.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def library_versions() -> dict[str, str]:
+    return {name: version(name) for name in NUMERIC_PACKAGES}
+
+
+def run_id(parts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def git_state() -> dict[str, Any]:
+    """Provenance: the commit and whether `src/` differs from it. Empty where there is no git."""
+    root = PACKAGE.parent.parent
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--", "src")
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=30)
+    return done.stdout.strip()

@@ -1,0 +1,143 @@
+"""One process, one model: what all configs of a run share, and the chunks of samples they are measured on."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.instance import Instance
+
+from stepsaver.bench.spec import ConfigSpec, Experiment
+from stepsaver.engine.cost import cost_by_kind, trace_cost
+from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.decoding import Decoding, resolve_decoding
+from stepsaver.engine.engine import Engine, choose_device, choose_dtype
+from stepsaver.engine.models.load import load_model
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.trace import Trace
+from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
+from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
+from stepsaver.evaluation.model_source import read_mask_id, resolve_model
+from stepsaver.evaluation.records import InferencePath, RequestRecord
+from stepsaver.evaluation.task_loading import LoadedTask
+from stepsaver.evaluation.throughput import Meter
+from stepsaver.evaluation.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class SampleKey:
+    """A document of a task, or of one of the tasks of a group."""
+
+    task: str
+    document: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A fixed set of samples. It depends on the task and the chunk size alone, never on who runs it."""
+
+    number: int
+    samples: tuple[SampleKey, ...]
+    requests: tuple[Instance, ...]
+
+
+@dataclass
+class Session:
+    """A loaded model with its tokenizer. Timings of one session can be compared with each other."""
+
+    identity: str
+    model: Transformer
+    folder: Path
+    tokenizer: TextTokenizer
+    decoding: Decoding
+    batch_size: int
+    loading_seconds: float
+
+    def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:
+        policy = parse_policy(config.policy or experiment.spec.decoding.policy)
+        return Engine(
+            self.model, decode=policy, reuse=config.reuse_rules(), max_batch=self.batch_size, decoding=self.decoding
+        )
+
+
+def open_session(experiment: Experiment, *, model_name: str, batch_size: int) -> Session:
+    spec = experiment.spec
+    folder = resolve_model(model_name)
+    started = time.perf_counter()
+    device = choose_device("auto")
+    model = load_model(folder, dtype=choose_dtype(spec.dtype, device), device=device)
+    decoding = resolve_decoding(
+        model.config,
+        sub_block_size=spec.decoding.sub_block_size,
+        mask_id=None if model.config.mask_id is not None else read_mask_id(folder),
+        prefix_cache=spec.decoding.prefix_cache,
+        block_cache=spec.decoding.block_cache,
+    )
+    loading = time.perf_counter() - started
+    return Session(uuid.uuid4().hex[:12], model, folder, TextTokenizer(folder), decoding, batch_size, loading)
+
+
+def make_chunks(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions, size: int) -> list[Chunk]:
+    """The samples of a task in the harness's order, `size` at a time."""
+    by_sample: dict[SampleKey, list[Instance]] = {}
+    for name, requests in build_requests(lm, task, options).items():
+        for request in requests:
+            by_sample.setdefault(SampleKey(name, request.doc_id), []).append(request)
+    keys = list(by_sample)
+    chunks = []
+    for number, start in enumerate(range(0, len(keys), size)):
+        members = tuple(keys[start : start + size])
+        chunks.append(Chunk(number, members, tuple(request for key in members for request in by_sample[key])))
+    return chunks
+
+
+class ConfigRunner:
+    """One config in a session: runs a chunk and says what it took."""
+
+    def __init__(self, session: Session, experiment: Experiment, config: ConfigSpec, path: InferencePath) -> None:
+        spec = experiment.spec
+        self.session, self.config, self.path = session, config, path
+        self.engine = session.engine(experiment, config)
+        self.found: list[RequestRecord] = []
+        settings = AdapterSettings(
+            default_new_tokens=spec.decoding.max_new_tokens, estimator=spec.estimator, show_progress=False
+        )
+        self.lm = StepsaverLM(self.engine, session.tokenizer, settings=settings, on_record=self.found.append)
+
+    def run_chunk(self, requests: Sequence[Instance], *, chunk: int, samples: int) -> tuple[list[RequestRecord], dict]:
+        """The answers to a chunk's requests, and their timing. Warm-up is not counted."""
+        self.found.clear()
+        warm = self.lm.meters[self.path].warm_up_seconds
+        meter = Meter(self.path, Trace(), warm_up_seconds=warm)
+        self.lm.meters[self.path] = meter
+        if self.path == "generation":
+            self.lm.generate_until(list(requests), disable_tqdm=True)
+        else:
+            self.lm.loglikelihood(list(requests), disable_tqdm=True)
+        order = {id(request): place for place, request in enumerate(requests)}
+        assert len(self.found) == len(order), "every request has an answer"
+        records = sorted(self.found, key=lambda record: record.key)
+        return records, self._timing(meter, chunk, samples)
+
+    def _timing(self, meter: Meter, chunk: int, samples: int) -> dict[str, Any]:
+        trace, config = meter.trace, self.engine.model.config
+        cost = trace_cost(config, trace, self.engine.model.dtype.itemsize)
+        return {
+            "chunk": chunk,
+            "session": self.session.identity,
+            "when": time.time(),
+            "samples": samples,
+            "requests": meter.requests,
+            "tokens": meter.tokens,
+            "seconds": trace.decode_seconds,
+            "prefill_seconds": trace.prefill_seconds,
+            "warm_up_seconds": meter.warm_up_seconds,
+            "forwards": cost.forwards,
+            "denoising_steps": cost.steps,
+            "flops": cost.flops,
+            "row_layers": cost.mlp_row_layers,
+            "row_layers_reused": cost.mlp_row_layers_reused,
+            "by_kind": cost_by_kind(config, trace),
+        }

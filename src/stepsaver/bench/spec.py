@@ -1,0 +1,230 @@
+"""`experiment.yaml`: what an experiment asks and compares. Strict: a mistake is one line with its place in the file."""
+
+import itertools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.reuse.layer_groups import layer_group
+from stepsaver.engine.reuse.layer_reuse import LayerReuse
+from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
+
+FILE = "experiment.yaml"
+CONDITION = re.compile(r"([<>])\s*(-?\d+(?:\.\d+)?)")
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Condition(Strict):
+    """A bound on a number, written `> 1.2`."""
+
+    sign: Literal["<", ">"]
+    bound: float
+
+    @classmethod
+    def parse(cls, text: object) -> "Condition":
+        match = CONDITION.fullmatch(str(text).strip())
+        if not match:
+            raise ValueError(f"{text!r} is no condition such as '> 1.2'")
+        return cls(sign="<" if match[1] == "<" else ">", bound=float(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.bound:g}"
+
+
+class Criterion(Strict):
+    """Bounds on the speed-up against the baseline and on the drop of accuracy in points."""
+
+    speed_up: Condition
+    drop_points: Condition
+
+    @field_validator("speed_up", "drop_points", mode="before")
+    @classmethod
+    def _parse(cls, value: object) -> object:
+        return value if isinstance(value, Condition) else Condition.parse(value)
+
+
+class Success(Strict):
+    """A config confirms if it meets both bounds of `confirm_if`; it is rejected if it meets either of `reject_if`."""
+
+    confirm_if: Criterion
+    reject_if: Criterion
+
+
+class ConfigSpec(Strict):
+    """One named combination of rules and policy."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$")
+    rules: tuple[str, ...] = ()
+    policy: str | None = None
+
+    def reuse_rules(self) -> tuple[ReuseRule, ...]:
+        return tuple(map(parse_rule, self.rules))
+
+
+class Grid(Strict):
+    """Every combination of some values, filled into a pattern of name and rules."""
+
+    grid: dict[str, list[str | int | float]]
+    name: str
+    rules: tuple[str, ...]
+
+    def configs(self) -> list[ConfigSpec]:
+        combinations = itertools.product(*self.grid.values())
+        filled = [dict(zip(self.grid, values, strict=True)) for values in combinations]
+        try:
+            return [
+                ConfigSpec(name=self.name.format(**each), rules=tuple(rule.format(**each) for rule in self.rules))
+                for each in filled
+            ]
+        except KeyError as missing:
+            raise ValueError(f"the pattern uses {missing}, which the grid does not have") from None
+
+
+class DecodingSpec(Strict):
+    policy: str = "threshold:threshold=0.9"
+    sub_block_size: int = 8
+    prefix_cache: bool = True
+    block_cache: bool = True
+    max_new_tokens: int = 256  # where a task sets no limit
+
+
+class Resources(Strict):
+    """What a job on a cluster asks for."""
+
+    partition: str | None = None
+    account: str | None = None
+    gres: str | None = None
+    cpus: int = 2
+    memory_gb: int = 16
+    minutes: int = 240
+
+
+class ExperimentSpec(Strict):
+    question: str
+    tasks: tuple[str, ...] = Field(min_length=1)
+    configs: Grid | list[ConfigSpec]
+    baseline: str
+    success: Success
+    model: str = "embedded"
+    batch_size: int = Field(default=32, ge=1)
+    batch_size_elsewhere: int = Field(default=1, ge=1)  # with another model than the experiment's own
+    chunk_samples: int = Field(default=32, ge=1)
+    dtype: str = "auto"
+    seed: int = 0
+    estimator: Literal["trajectory", "reference"] = "trajectory"
+    data_dir: Path | None = None
+    decoding: DecodingSpec = DecodingSpec()
+    resources: Resources = Resources()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    folder: Path
+    spec: ExperimentSpec
+    configs: tuple[ConfigSpec, ...]
+    remarks: tuple[str, ...]  # what is allowed and worth knowing
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def config(self, name: str) -> ConfigSpec:
+        found = next((config for config in self.configs if config.name == name), None)
+        if found is None:
+            from stepsaver.engine.errors import unknown_name
+
+            raise unknown_name(f"config of {self.name}", name, [config.name for config in self.configs])
+        return found
+
+
+def read_experiment(folder: Path, *, layers: int | None = None) -> Experiment:
+    """Reads and checks an experiment; `layers` of the model, if known, lets layer groups be checked too."""
+    path = folder / FILE
+    if not path.exists():
+        raise UsageError(f"{folder} has no {FILE}")
+    text = path.read_text(encoding="utf-8")
+    try:
+        content = yaml.safe_load(text)
+        spec = ExperimentSpec.model_validate(content)
+        configs = tuple(spec.configs.configs() if isinstance(spec.configs, Grid) else spec.configs)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        raise _located(path, text, error) from None
+    except ValueError as error:
+        raise UsageError(f"{path} line {_line(text, ('configs',))}: configs: {error}") from None
+    try:
+        remarks = _check(spec, configs, layers)
+    except UsageError as error:
+        raise UsageError(f"{path} line {_line(text, ('configs',))}: {error}") from None
+    return Experiment(folder, spec, configs, remarks)
+
+
+def _check(spec: ExperimentSpec, configs: tuple[ConfigSpec, ...], layers: int | None) -> tuple[str, ...]:
+    names = [config.name for config in configs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UsageError(f"config {twice} stands there twice")
+    if spec.baseline not in names:
+        raise UsageError(f"baseline {spec.baseline!r} is no config; there are {', '.join(names)}")
+    parse_policy(spec.decoding.policy)
+    groups: dict[str, frozenset[int]] = {}
+    for config in configs:
+        if config.policy:
+            parse_policy(config.policy)
+        for rule in config.reuse_rules():
+            if layers is not None:
+                rule.check(layers)
+            if isinstance(rule, LayerReuse):
+                groups[rule.layers] = layer_group(rule.layers, layers or 28)
+    if isinstance(spec.configs, Grid) and len({len(group) for group in groups.values()}) > 1:
+        sizes = ", ".join(f"{name} has {len(group)}" for name, group in groups.items())
+        raise UsageError(f"the grid compares layer groups of unequal size: {sizes}")
+    return tuple(_overlaps(groups))
+
+
+def _overlaps(groups: dict[str, frozenset[int]]) -> list[str]:
+    return [
+        f"layer groups {one} and {other} share {len(groups[one] & groups[other])} layers"
+        for one, other in itertools.combinations(groups, 2)
+        if groups[one] & groups[other] and groups[one] != groups[other]
+    ]
+
+
+def _located(path: Path, text: str, error: ValidationError) -> UsageError:
+    """The first complaint that is not about the other form that configs could have had."""
+    content = yaml.safe_load(text)
+    is_grid = isinstance(content, dict) and isinstance(content.get("configs"), dict)
+    wrong_form = "list[ConfigSpec]" if is_grid else "Grid"
+    complaints = [each for each in error.errors() if wrong_form not in map(str, each["loc"])]
+    first = (complaints or error.errors())[0]
+    place = tuple(each for each in first["loc"] if each not in ("Grid", "list[ConfigSpec]"))
+    message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+    return UsageError(f"{path} line {_line(text, place)}: {'.'.join(map(str, place)) or 'the file'}: {message}")
+
+
+def _line(text: str, place: tuple[Any, ...]) -> int:
+    """The line of the innermost node that the place still leads to."""
+    node = yaml.compose(text)
+    line = 1
+    for key in place:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((k, v) for k, v in node.value if k.value == str(key)), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line + 1, found[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+            node = node.value[key]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line

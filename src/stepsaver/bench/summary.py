@@ -1,0 +1,157 @@
+"""From stored chunks to `summary.json`: accuracy, throughput, paired comparison with the baseline, provenance."""
+
+import platform
+import resource
+import time
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from stepsaver.bench.identity import git_state, library_versions
+from stepsaver.bench.spec import Criterion
+from stepsaver.bench.statistics import bootstrap_p, median_interval, paired_drop, share_interval
+from stepsaver.bench.worker import CellRequest, OpenCell
+from stepsaver.engine.cost import STEPS, ceiling
+from stepsaver.engine.trace import Trace
+from stepsaver.evaluation.adapter import StepsaverLM
+from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
+
+Timing = dict[str, Any]
+
+
+def score_cell(request: CellRequest, opened: OpenCell) -> TaskResult:
+    """The task's metrics from the stored answers; nothing is run."""
+    runner = opened.runner
+    lm = StepsaverLM(
+        runner.engine, request.session.tokenizer, settings=runner.lm.settings, known=opened.cell.all_records
+    )
+    return evaluate_task(lm, request.task, EvaluationOptions(limit=request.limit))
+
+
+def chunk_pairs(timings: list[Timing], baseline: list[Timing]) -> list[tuple[Timing, Timing]]:
+    """Timings of the same chunk in the same session, config and baseline."""
+    theirs = {(each["session"], each["chunk"]): each for each in baseline}
+    return [(each, theirs[key]) for each in timings if (key := (each["session"], each["chunk"])) in theirs]
+
+
+def speed_ups(pairs: list[tuple[Timing, Timing]]) -> dict[str, list[float]]:
+    """By tokens per second and by seconds per sample: garbage raises the first, short answers the second."""
+    rates = [(ours["tokens"] / ours["seconds"]) / (base["tokens"] / base["seconds"]) for ours, base in pairs]
+    times = [(base["seconds"] / base["samples"]) / (ours["seconds"] / ours["samples"]) for ours, base in pairs]
+    return {"tokens_per_s": rates, "seconds_per_sample": times}
+
+
+def confirmation_p(ratios: dict[str, list[float]], drops: list[float], wanted: Criterion) -> float:
+    """A p-value against "does not meet both bounds": the largest of those against each bound."""
+    if not drops or not all(ratios.values()):
+        return 1.0
+    up, drop = wanted.speed_up, wanted.drop_points
+    values = [bootstrap_p(each, up.bound, statistic="median", above=up.sign == ">") for each in ratios.values()]
+    values.append(bootstrap_p(drops, drop.bound / 100, statistic="mean", above=drop.sign == ">"))
+    return max(values)
+
+
+def build_summary(
+    request: CellRequest, opened: OpenCell, baseline: OpenCell, result: TaskResult, baseline_result: TaskResult
+) -> dict[str, Any]:
+    timings = _latest(opened.cell.timings)
+    total = _totals(timings)
+    values = {(each.task, each.document): each.value for each in result.documents}
+    base_values = {(each.task, each.document): each.value for each in baseline_result.documents}
+    assert values.keys() == base_values.keys(), "config and baseline were scored on the same samples"
+    keys = sorted(values)
+    drop = paired_drop([base_values[key] for key in keys], [values[key] for key in keys])
+    pairs = chunk_pairs(opened.cell.timings, baseline.cell.timings)
+    accuracy = share_interval(sum(values.values()), len(values))
+    ups = speed_ups(pairs)
+    session = request.session
+    return {
+        "task": request.task.name,
+        "config": opened.runner.config.name,
+        "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "accuracy": result.accuracy,
+        "accuracy_metric": result.metric,
+        "accuracy_interval": [accuracy.low, accuracy.high],
+        "beside": result.beside,
+        "samples": len(values),
+        "is_baseline": opened is baseline,
+        "paired": {
+            "drop_points": list(drop.drop.scaled(100)),
+            "lost": drop.lost,
+            "won": drop.won,
+            "mcnemar_p": drop.p_value,
+        },
+        "speed_up": {name: list(median_interval(ratios)) for name, ratios in ups.items()},
+        "speed_up_chunks": len(pairs),
+        "confirmation_p": confirmation_p(
+            ups, [base_values[key] - values[key] for key in keys], request.experiment.spec.success.confirm_if
+        ),
+        "predicted_speed_up": _predicted(timings, _latest(baseline.cell.timings)),
+        "ceiling": _ceiling(request, opened, baseline),
+        "throughput": {
+            "tokens": total["tokens"],
+            "requests": total["requests"],
+            "decode_seconds": total["seconds"],
+            "tokens_per_s": total["tokens"] / total["seconds"] if total["seconds"] else None,
+            "requests_per_s": total["requests"] / total["seconds"] if total["seconds"] else None,
+            "loading_seconds": session.loading_seconds,
+            "warm_up_seconds": max((each["warm_up_seconds"] for each in timings), default=0.0),
+        },
+        "cost": {
+            name: total[name] for name in ("forwards", "denoising_steps", "flops", "row_layers", "row_layers_reused")
+        }
+        | {"by_kind": _kinds(timings)},
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "gpu_info": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "git": git_state(),
+        "environment": {
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "threads": torch.get_num_threads(),
+            **library_versions(),
+        },
+        "model_args": {"model": request.session.folder.name, "dtype": str(session.model.dtype)},
+        "eval_params": {"limit": request.limit, "batch_size": session.batch_size, "seed": request.experiment.spec.seed},
+        "run_id": opened.cell.run_id,
+        "identity": opened.identity,
+    }
+
+
+def _latest(timings: list[Timing]) -> list[Timing]:
+    """One timing per chunk: the one stored with its samples."""
+    by_chunk: dict[int, Timing] = {}
+    for each in timings:
+        by_chunk.setdefault(each["chunk"], each)
+    return [by_chunk[chunk] for chunk in sorted(by_chunk)]
+
+
+def _totals(timings: list[Timing]) -> dict[str, float]:
+    names = ("tokens", "requests", "seconds", "forwards", "denoising_steps", "flops", "row_layers", "row_layers_reused")
+    return {name: sum(each[name] for each in timings) for name in names}
+
+
+def _kinds(timings: list[Timing]) -> dict[str, dict[str, float]]:
+    totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for timing in timings:
+        for kind, figures in timing["by_kind"].items():
+            for name, value in figures.items():
+                totals[kind][name] += value
+    return {kind: dict(figures) for kind, figures in totals.items()}
+
+
+def _predicted(timings: list[Timing], baseline: list[Timing]) -> float | None:
+    """The speed-up in tokens per second by operations alone."""
+    ours, base = _totals(timings), _totals(baseline)
+    if not (ours["tokens"] and base["tokens"] and ours["flops"]):
+        return None
+    return (base["flops"] / base["tokens"]) / (ours["flops"] / ours["tokens"])
+
+
+def _ceiling(request: CellRequest, opened: OpenCell, baseline: OpenCell) -> float | None:
+    """From the steps that the baseline's runner still has in memory: those of its last chunk."""
+    trace: Trace = baseline.runner.lm.meters[request.task.path].trace
+    if not any(entry.kind in STEPS for entry in trace.entries):
+        return None
+    engine = opened.runner.engine
+    return ceiling(engine.model.config, trace, engine.rules, engine.decoding)

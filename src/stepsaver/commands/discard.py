@@ -1,0 +1,28 @@
+"""`stepsaver discard`: sets invalid results aside; the reason stays on record."""
+
+import argparse
+
+from stepsaver.commands._experiment_options import add_cell_arguments, cell_folder, chosen_tasks
+from stepsaver.engine.errors import UsageError
+
+HELP = "set invalid results aside, on record"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_cell_arguments(parser)
+    parser.add_argument("configs", nargs="*", metavar="CONFIG", help="only these configs (default: all)")
+    parser.add_argument("--why", required=True, metavar="REASON", help="what is wrong with them")
+
+
+def run(options: argparse.Namespace) -> int:
+    from stepsaver.bench.experiments import discard, find_experiment, results_folder
+
+    if not options.why.strip():
+        raise UsageError("--why is empty; a reason has to stay on record")
+    experiment = find_experiment(options.experiment)
+    results = results_folder(experiment, options.model or experiment.spec.model)
+    configs = [experiment.config(name).name for name in options.configs] or [each.name for each in experiment.configs]
+    for task in chosen_tasks(options, experiment):
+        moved = discard(experiment, results, cell_folder(task, options.limit), configs, options.why)
+        print(f"{task}: set aside {', '.join(moved)}")
+    return 0

@@ -1,0 +1,29 @@
+"""`stepsaver new`: a new experiment folder from the template."""
+
+import argparse
+import re
+
+from stepsaver.engine.errors import UsageError
+
+HELP = "a new experiment folder"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="such as 05_my_idea")
+
+
+def run(options: argparse.Namespace) -> int:
+    from stepsaver.bench.experiments import experiments_folder
+    from stepsaver.bench.template import FILES
+
+    if not re.fullmatch(r"[A-Za-z0-9][\w-]*", options.name):
+        raise UsageError(f"{options.name!r} is no name for a folder; letters, digits, _ and -")
+    folder = experiments_folder() / options.name
+    if folder.exists():
+        raise UsageError(f"{folder} exists already")
+    folder.mkdir(parents=True)
+    for name, text in FILES.items():
+        (folder / name).write_text(text.replace("{name}", options.name), encoding="utf-8")
+    (folder / "artifacts").mkdir()
+    print(folder)
+    return 0

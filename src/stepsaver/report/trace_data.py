@@ -1,0 +1,276 @@
+"""A decode as data for those who look at it: a frame per step, as JSON that a page can hold.
+
+A `TraceRecorder` watches the denoising steps. What it cannot see, prefills and commits, is in the completion's steps.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+
+from stepsaver.engine import registry
+from stepsaver.engine.decoder import StepEvent
+from stepsaver.engine.engine import Completion, Engine
+from stepsaver.engine.plan import StepPlan, commit_plan
+from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_list
+from stepsaver.engine.trace import SampleStep
+
+Text = Callable[[int], str]
+
+
+class Proposal(NamedTuple):
+    """What the model would put into a masked row, and how sure it is."""
+
+    row: int
+    token: int
+    confidence: float
+
+
+class Layers(NamedTuple):
+    """Consecutive layers, first to last - 1, and the rows that each kind of work runs on."""
+
+    first: int
+    last: int
+    carried: str
+    attention: str
+    keys_values: str
+    mlp: str
+
+
+class Totals(TypedDict):
+    """Of the sample, up to and with this frame. Row-layers are rows summed over layers."""
+
+    tokens: int
+    forwards: int
+    attention_run: int
+    attention_reused: int
+    mlp_run: int
+    mlp_reused: int
+
+
+class Frame(TypedDict):
+    """One step of one sample. Sets of rows are written as ranges, `8-15,20` or `none`, counted within the block."""
+
+    kind: str
+    start: int  # position of the block's first row; of the context's first row in a prefill
+    tokens: list[int]  # of the block, before the step; none in a prefill
+    rows: int
+    sub_block: str
+    changed: str
+    proposals: list[Proposal]
+    revealed: str
+    layers: list[Layers]
+    positions: list[int]  # of the text, that became known in this frame
+    totals: Totals
+
+
+class Run(TypedDict):
+    """One sample as one engine decoded it."""
+
+    ids: list[int]
+    finish: str
+    frames: list[Frame]
+
+
+class Difference(TypedDict):
+    """The first step, in either of two runs, that put a token where the other run has another one."""
+
+    position: int
+    frame: int
+
+
+class TracedSample(TypedDict):
+    prompt: list[int]
+    runs: list[Run]
+    difference: Difference | None
+
+
+class TraceDocument(TypedDict):
+    model: str
+    layers: int
+    block_size: int
+    mask_id: int
+    policy: str
+    engines: list[str]  # the rules of each run
+    texts: dict[int, str]  # of every token that occurs
+    samples: list[TracedSample]
+
+
+class _Seen(NamedTuple):
+    """A denoising step, copied out of the engine's own arrays."""
+
+    plan: StepPlan
+    start: int
+    tokens: list[int]
+    sub_block: Rows
+    changed: Rows
+    proposals: list[Proposal]
+    revealed: Rows
+
+
+class TraceRecorder:
+    """Give it to `Engine.generate` as `on_step`; then ask for the run of each completion."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._seen: dict[int, list[_Seen]] = defaultdict(list)
+
+    def __call__(self, event: StepEvent) -> None:
+        masked = np.flatnonzero(event.tokens == self.engine.decoding.mask_id)
+        proposals = [
+            Proposal(row, int(event.proposed[row]), round(float(event.confidence[row]), 3))
+            for row in masked.tolist()
+            if not np.isnan(event.confidence[row])
+        ]
+        self._seen[event.sample.index].append(
+            _Seen(
+                event.plan,
+                event.sample.block.start,
+                event.tokens.tolist(),
+                event.sub_block,
+                event.changed,
+                proposals,
+                event.revealed,
+            )
+        )
+
+    def run_of(self, prompt: Sequence[int], completion: Completion) -> Run:
+        frames = list(self._frames(completion))
+        text = range(len(prompt), len(prompt) + len(completion.ids))
+        for frame in frames:  # rows behind the stop token are revealed too, and belong to no text
+            frame["positions"] = [position for position in frame["positions"] if position in text]
+        steps = zip(completion.steps, accumulate(len(frame["positions"]) for frame in frames), strict=True)
+        for frame, totals in zip(frames, _totals(steps), strict=True):
+            frame["totals"] = totals
+        return Run(ids=completion.ids, finish=completion.finish, frames=frames)
+
+    def _frames(self, completion: Completion) -> Iterator[Frame]:
+        size, layers = self.engine.decoding.block_size, self.engine.model.config.layers
+        seen = iter(self._seen[completion.index])
+        last: _Seen | None = None
+        for step in completion.steps:
+            if step.kind == "prefill":
+                start, stop = step.context - step.rows, step.context
+                yield _frame(step, start, [], positions=[stop] if step.revealed else [])
+            elif step.kind == "commit":
+                assert last is not None, "a block is decoded before it is committed"
+                tokens, plan = _after(last), commit_plan(size, layers=layers)
+                yield _frame(step, last.start, tokens, plan=plan, positions=[last.start + size])
+            else:
+                last = next(seen)
+                yield _denoising_frame(step, last)
+
+
+def _after(step: _Seen) -> list[int]:
+    tokens = list(step.tokens)
+    for row, token, _ in step.proposals:
+        if step.revealed >> row & 1:
+            tokens[row] = token
+    return tokens
+
+
+def _denoising_frame(step: SampleStep, seen: _Seen) -> Frame:
+    frame = _frame(
+        step,
+        seen.start,
+        seen.tokens,
+        plan=seen.plan,
+        positions=[seen.start + row for row in row_list(seen.revealed)],
+    )
+    frame["sub_block"] = describe(seen.sub_block)
+    # in a block's first step nothing has been computed before, so nothing can have changed
+    frame["changed"] = describe(seen.changed if step.step else NO_ROWS)
+    frame["proposals"] = seen.proposals
+    frame["revealed"] = describe(seen.revealed)
+    return frame
+
+
+def _frame(
+    step: SampleStep, start: int, tokens: list[int], *, plan: StepPlan | None = None, positions: list[int]
+) -> Frame:
+    return Frame(
+        kind=step.kind,
+        start=start,
+        tokens=tokens,
+        rows=step.rows,
+        sub_block=describe(NO_ROWS),
+        changed=describe(NO_ROWS),
+        proposals=[],
+        revealed=describe(NO_ROWS),
+        layers=[
+            Layers(first, last, describe(plan.carried(last - 1)), *map(describe, rows))
+            for first, last, rows in (plan.runs if plan else ())
+        ],
+        positions=positions,
+        totals=_NO_TOTALS,
+    )
+
+
+def _totals(steps: Iterator[tuple[SampleStep, int]]) -> Iterator[Totals]:
+    total = _NO_TOTALS
+    for step, tokens in steps:
+        total = Totals(
+            tokens=tokens,
+            forwards=total["forwards"] + bool(step.rows),
+            attention_run=total["attention_run"] + step.attention_run,
+            attention_reused=total["attention_reused"] + step.attention_reused,
+            mlp_run=total["mlp_run"] + step.mlp_run,
+            mlp_reused=total["mlp_reused"] + step.mlp_reused,
+        )
+        yield total
+
+
+_NO_TOTALS = Totals(tokens=0, forwards=0, attention_run=0, attention_reused=0, mlp_run=0, mlp_reused=0)
+
+
+def first_difference(prompt: Sequence[int], runs: Sequence[Run]) -> Difference | None:
+    """Where two runs part, in the order in which they were decoded: later rows may be revealed before earlier ones."""
+    if len(runs) < 2:
+        return None
+    one, other = (run["ids"] for run in runs)
+    length = max(len(one), len(other))
+    apart = {len(prompt) + place for place in range(length) if one[place : place + 1] != other[place : place + 1]}
+    return min(
+        (
+            Difference(position=position, frame=place)
+            for run in runs
+            for place, frame in enumerate(run["frames"])
+            for position in frame["positions"]
+            if position in apart
+        ),
+        key=lambda each: (each["frame"], each["position"]),
+        default=None,
+    )
+
+
+def trace_document(
+    model: str, prompts: Sequence[Sequence[int]], engines: Sequence[Engine], runs: Sequence[Sequence[Run]], text: Text
+) -> TraceDocument:
+    """`runs` holds, per engine, the runs of all prompts in their order."""
+    first = engines[0]
+    samples = [
+        TracedSample(prompt=list(prompt), runs=list(each), difference=first_difference(prompt, each))
+        for prompt, *each in zip(prompts, *runs, strict=True)
+    ]
+    return TraceDocument(
+        model=model,
+        layers=first.model.config.layers,
+        block_size=first.decoding.block_size,
+        mask_id=first.decoding.mask_id,
+        policy=registry.describe(first.policy),
+        engines=[", ".join(map(registry.describe, engine.rules)) or "no reuse" for engine in engines],
+        texts={token: text(token) for token in sorted(set(_tokens(samples)))},
+        samples=samples,
+    )
+
+
+def _tokens(samples: Sequence[TracedSample]) -> Iterator[int]:
+    for sample in samples:
+        yield from sample["prompt"]
+        for run in sample["runs"]:
+            yield from run["ids"]
+            for frame in run["frames"]:
+                yield from frame["tokens"]
+                yield from (proposal.token for proposal in frame["proposals"])

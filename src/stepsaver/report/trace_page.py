@@ -1,0 +1,33 @@
+"""A trace as one HTML file that plays it: no server, no network, and no text of a model is ever read as markup."""
+
+import base64
+import hashlib
+import json
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Template
+
+from stepsaver.report.trace_data import TraceDocument
+
+
+def trace_page(document: TraceDocument) -> str:
+    style, script = _template("trace.css"), _template("trace.js")
+    return Template(_template("trace.html")).render(
+        style=style, style_hash=_hash(style), script=script, script_hash=_hash(script), data=json_in_html(document)
+    )
+
+
+def json_in_html(document: Any) -> str:
+    """JSON that cannot end the script element it stands in, nor open a comment or an entity."""
+    text = json.dumps(document, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _template(name: str) -> str:
+    return (files("stepsaver.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """What the page's content security policy allows to run: this text and nothing else."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
