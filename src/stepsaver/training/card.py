@@ -9,6 +9,7 @@ import torch
 from stepsaver.engine.models.load import load_model
 from stepsaver.evaluation.embedded import instructions, questions, word_problems
 from stepsaver.evaluation.embedded.catalog import TEST_COUNTS
+from stepsaver.evaluation.embedded.word_problems import LARGEST_ADDEND
 from stepsaver.training.loop import Run, read_log
 from stepsaver.training.measure import (
     Accuracy,
@@ -116,9 +117,10 @@ choices along the decoding trajectory:
 Problems come from the seeded generator in `stepsaver.evaluation.embedded`. Word problems are
 {100 * recipe.autoregressive_word_problem_share:.0f} % of the first stage and
 {100 * recipe.joint_word_problem_share:.0f} % of the second, the other two tasks share the rest; their answers, a fifth
-as long, weigh {recipe.short_weight:g} times as much. A problem belongs to training or test by a hash of what it asks (for a word
-problem the calculation, whatever the names and things), so no test problem and no rewording of one was trained on. No
-sample is longer than {4 * recipe.block_size} tokens.
+as long, weigh {recipe.short_weight:g} times as much. A problem belongs to training or test by a hash of what it asks
+(for a word problem the calculation, whatever the names and things), so no test problem and no rewording of one was
+trained on. No sample is longer than {4 * recipe.block_size} tokens. The first {recipe.early_steps} steps had addends up
+to {recipe.early_largest_addend}, all later ones and the test have them up to {LARGEST_ADDEND}.
 
 ## Training
 
