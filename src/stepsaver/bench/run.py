@@ -1,17 +1,19 @@
 """Running an experiment on this machine: every task, every config that is missing, summaries at the end."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stepsaver.bench.experiments import results_folder
-from stepsaver.bench.session import open_session
+from stepsaver.bench.session import Chunk, ConfigRunner, open_session
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.store import exclusive
 from stepsaver.bench.summary import build_summary, score_cell
-from stepsaver.bench.worker import CellRequest, Progress, open_cells, run_missing, task_chunks
+from stepsaver.bench.worker import CellRequest, OpenCell, Progress, open_cells, run_missing, task_chunks
 from stepsaver.evaluation.task_loading import LoadedTask, TaskOptions, load_task
+
+INVARIANCE_SAMPLES = 4
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,39 @@ def _run_task(request: CellRequest, options: RunOptions, results: Path, progress
     configs = _with_baseline(experiment, options.configs)
     forced = frozenset(config.name for config in options.configs) if options.force else frozenset[str]()
     cells = open_cells(request, configs, results, force=forced)
-    run_missing(request, cells, task_chunks(request, cells), progress)
+    chunks = task_chunks(request, cells)
+    run_missing(request, cells, chunks, progress)
     baseline = cells[experiment.spec.baseline]
     scored = {name: score_cell(request, opened) for name, opened in cells.items()}
     summaries = []
     for name, opened in cells.items():
         summary = build_summary(request, opened, baseline, scored[name], scored[experiment.spec.baseline])
+        summary["batch_invariance"] = batch_invariance(request, opened, chunks[0])
         opened.cell.write_summary(summary)
         summaries.append(summary)
     return summaries
+
+
+def batch_invariance(request: CellRequest, opened: OpenCell, chunk: Chunk) -> dict[str, int]:
+    """Decodes a few stored samples again, each alone, and counts those that come out differently."""
+    session = replace(request.session, batch_size=1)
+    alone = ConfigRunner(session, request.experiment, opened.runner.config, request.task.path)
+    stored = {record.key: record for record in opened.cell.records[chunk.number]}
+    few = [
+        each for each in chunk.requests if each.doc_id in {key.document for key in chunk.samples[:INVARIANCE_SAMPLES]}
+    ]
+    different = 0
+    for place in range(len(few)):
+        records, _ = alone.run_chunk(few[place : place + 1], chunk=chunk.number, samples=1)
+        different += any(
+            each.ids != stored[each.key].ids or not _close(each.loglikelihood, stored[each.key].loglikelihood)
+            for each in records
+        )
+    return {"samples": len(few), "different": different}
+
+
+def _close(one: float | None, other: float | None) -> bool:
+    return one is other or (one is not None and other is not None and abs(one - other) < 1e-4)
 
 
 def _with_baseline(experiment: Experiment, configs: Sequence[ConfigSpec]) -> list[ConfigSpec]:

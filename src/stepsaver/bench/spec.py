@@ -206,6 +206,7 @@ def _located(path: Path, text: str, error: ValidationError) -> UsageError:
     is_grid = isinstance(content, dict) and isinstance(content.get("configs"), dict)
     wrong_form = "list[ConfigSpec]" if is_grid else "Grid"
     complaints = [each for each in error.errors() if wrong_form not in map(str, each["loc"])]
+    complaints.sort(key=lambda each: each["type"] != "extra_forbidden")  # a mistyped key is also a missing one
     first = (complaints or error.errors())[0]
     place = tuple(each for each in first["loc"] if each not in ("Grid", "list[ConfigSpec]"))
     message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")

@@ -37,6 +37,7 @@ class CellRequest:
         engine = session.engine(self.experiment, config)
         return {
             "model": folder_hash(session.folder),
+            "layers": session.model.config.layers,
             "source": source_hash(),
             "libraries": library_versions(),
             "rules": [registry.describe(rule) for rule in engine.rules],

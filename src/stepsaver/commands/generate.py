@@ -4,10 +4,22 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepsaver.commands._json_lines import id_list, read_json_lines, text_of
+from stepsaver.commands._looking_on import (
+    OnStep,
+    TokenText,
+    add_looking_on_arguments,
+    check_looking_on,
+    decode_traced,
+    on_each_step,
+    watch_of,
+)
 from stepsaver.commands._model_options import (
     ModelChoice,
     add_model_arguments,
@@ -22,6 +34,7 @@ from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
     from stepsaver.engine.engine import Completion, Engine, Prompt
+    from stepsaver.engine.sampling import Sampling
     from stepsaver.engine.trace import Trace
     from stepsaver.evaluation.tokenizer import TextTokenizer
 
@@ -46,31 +59,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_looking_on_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.engine.sampling import NonFiniteLogits, Sampling
+    from stepsaver.engine.sampling import Sampling
     from stepsaver.engine.trace import Trace
 
     sampling = Sampling(options.temperature, options.top_p, options.seed)
     choice = choose_model(options)
+    against = check_looking_on(options, choice)
     tokenizer = None if options.ids else _tokenizer(choice)
+    text = _text_of_token(tokenizer)
     prompts = list(_encoded_prompts(options, choice, tokenizer))
     engine = build_engine(options, choice)
     trace = Trace()
-    completions: list[Completion] = []
-    try:
-        finished = engine.generate(prompts, max_new_tokens=options.max_new_tokens, sampling=sampling, trace=trace)
-        for completion in progress(finished, total=len(prompts), label="decoding"):
-            completions.append(completion)
-    except NonFiniteLogits as error:
-        raise UsageError(f"{options.model}: {error}") from None
-    completions.sort(key=lambda each: each.index)
+    decode = partial(_decode, options, prompts, sampling, text)
+    if options.trace is None:
+        completions = decode(engine, trace)
+    else:
+        completions = decode_traced(options, decode, engine, trace, against=against, prompts=prompts, text=text)
     if options.json:
         print(json.dumps(_document(options, engine, completions, trace, tokenizer)))
     else:
         _print_texts(completions, trace, tokenizer)
     return 0
+
+
+def _decode(
+    options: argparse.Namespace,
+    prompts: "list[Prompt]",
+    sampling: "Sampling",
+    text: TokenText,
+    engine: "Engine",
+    trace: "Trace",
+    recorder: OnStep | None = None,
+) -> "list[Completion]":
+    """Decodes all prompts. Returns the completions in the prompts' order."""
+    from stepsaver.engine.sampling import NonFiniteLogits
+
+    watch = watch_of(options, engine, len(prompts), text)
+    finished = engine.generate(
+        prompts,
+        max_new_tokens=options.max_new_tokens,
+        sampling=sampling,
+        trace=trace,
+        on_step=on_each_step([recorder, watch]),
+    )
+    try:
+        with watch or nullcontext():
+            shown = finished if watch else progress(finished, total=len(prompts), label="decoding")
+            return sorted(shown, key=lambda each: each.index)
+    except NonFiniteLogits as error:
+        raise UsageError(f"{options.model}: {error}") from None
+
+
+def _text_of_token(tokenizer: "TextTokenizer | None") -> TokenText:
+    if tokenizer is None:
+        return lambda token: f"{token} "
+    return lambda token: tokenizer.decode([token], keep_special=True)
 
 
 def _tokenizer(choice: ModelChoice) -> "TextTokenizer":
@@ -97,8 +144,8 @@ def _encoded_prompts(
             ids = tuple(encode_prompt(tokenizer, text_of(entry, "prompt", place), chat=options.chat))
         identity = entry.get("id")
         prompt = Prompt(ids, None if identity is None else str(identity))
-        check_prompt(prompt, choice.config, choice.decoding, options.max_new_tokens, place)
-        yield prompt
+        ids = check_prompt(prompt, choice.config, choice.decoding, options.max_new_tokens, place)
+        yield replace(prompt, ids=ids)
 
 
 def encode_prompt(tokenizer: "TextTokenizer", text: str, *, chat: bool) -> list[int]:

@@ -1,0 +1,320 @@
+"""Whether results can be trusted: each check is a function from stored cells to findings, in plain words.
+
+A record is never compared with itself: every check that compares takes two different cells, or a cell and the
+experiment's own file.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from stepsaver.bench.identity import git_state
+from stepsaver.bench.spec import ConfigSpec, Experiment
+from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_json
+from stepsaver.engine import registry
+from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.reuse.layer_reuse import LayerReuse
+from stepsaver.evaluation.inert import ScoredLengths, inert_rules
+from stepsaver.evaluation.records import RequestRecord
+
+Level = Literal["invalid", "remark"]
+SLOW_CHUNK = 0.5  # of a config's own median rate: a cold start or a busy machine
+TWINS_DIFFER = 0.25
+RUNAWAY = 1.5  # times the baseline's tokens per sample
+CUT_SHARE = 0.1  # more samples at the limit than in the baseline
+PREDICTION = 0.25
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Level
+    check: str
+    message: str
+
+
+@dataclass(frozen=True)
+class AuditedCell:
+    """A config's stored results."""
+
+    config: ConfigSpec
+    identity: dict[str, Any]
+    records: tuple[RequestRecord, ...]
+    timings: tuple[dict[str, Any], ...]
+    summary: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def answers(self) -> dict[Any, tuple]:
+        """What each request gave: tokens, or the score."""
+        return {each.key: (each.ids, each.loglikelihood) for each in self.records}
+
+    @property
+    def acts(self) -> tuple[str, ...]:
+        """The rules that can act at all."""
+        rules = self.config.reuse_rules()
+        silent = {each.rule for each in inert_rules(rules, _ONE_LONG_REQUEST, block_size=32)}
+        return tuple(text for text in map(registry.describe, rules) if text not in silent)
+
+
+_ONE_LONG_REQUEST = [ScoredLengths(context=1, continuation=16)]  # several steps in a block, whatever the task
+
+
+@dataclass(frozen=True)
+class AuditedTask:
+    experiment: Experiment
+    task: str
+    cells: tuple[AuditedCell, ...]
+    source_is_dirty: bool | None
+
+    @property
+    def baseline(self) -> AuditedCell | None:
+        return next((cell for cell in self.cells if cell.name == self.experiment.spec.baseline), None)
+
+    def others(self) -> Iterator[tuple[AuditedCell, AuditedCell]]:
+        """Every other cell, with the baseline."""
+        baseline = self.baseline
+        if baseline is not None:
+            yield from ((cell, baseline) for cell in self.cells if cell is not baseline)
+
+
+Check = Callable[[AuditedTask], Iterator[Finding]]
+
+
+def read_task(experiment: Experiment, results: Path, cell_folder: str) -> AuditedTask:
+    """The stored cells of a task; configs without results are not there."""
+    cells = []
+    for config in experiment.configs:
+        folder = results / cell_folder / config.name
+        stored = read_json(folder / IDENTITY)
+        if stored is None:
+            continue
+        cell = read_cell(folder, stored["run_id"])
+        summary = read_json(folder / SUMMARY)
+        if summary is not None and summary.get("run_id") != stored["run_id"]:
+            summary = None  # of another run: never read
+        cells.append(AuditedCell(config, stored["identity"], tuple(cell.all_records), tuple(cell.timings), summary))
+    return AuditedTask(experiment, cell_folder, tuple(cells), git_state()["dirty"])
+
+
+def audit(task: AuditedTask) -> list[Finding]:
+    found = [finding for check in CHECKS for finding in check(task)]
+    return sorted(found, key=lambda finding: finding.level)
+
+
+def _policy(task: AuditedTask, cell: AuditedCell) -> str:
+    return registry.describe(parse_policy(cell.config.policy or task.experiment.spec.decoding.policy))
+
+
+def samples_are_the_same(task: AuditedTask) -> Iterator[Finding]:
+    """Every sample once in every config, and the same prompts."""
+    for cell in task.cells:
+        repeated = [str(key) for key, count in Counter(each.key for each in cell.records).items() if count > 1]
+        if repeated:
+            yield Finding("invalid", "samples", f"{cell.name} has {len(repeated)} samples twice, such as {repeated[0]}")
+    for cell, baseline in task.others():
+        ours = {each.key: each.digest for each in cell.records}
+        theirs = {each.key: each.digest for each in baseline.records}
+        if ours.keys() != theirs.keys():
+            odd = sorted(map(str, ours.keys() ^ theirs.keys()))
+            yield Finding(
+                "invalid", "samples", f"{cell.name} and {baseline.name} differ in {len(odd)} samples, such as {odd[0]}"
+            )
+        changed = [str(key) for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]]
+        if changed:
+            yield Finding("invalid", "samples", f"{cell.name} had another prompt than {baseline.name} for {changed[0]}")
+
+
+def neutral_configs_equal_the_baseline(task: AuditedTask) -> Iterator[Finding]:
+    """A config whose rules cannot act gives the baseline's answers to the last token."""
+    for cell, baseline in task.others():
+        same_policy = _policy(task, cell) == _policy(task, baseline)
+        if not cell.acts and not baseline.acts and same_policy and cell.answers() != baseline.answers():
+            yield Finding("invalid", "neutral", f"{cell.name} reuses nothing and yet differs from {baseline.name}")
+
+
+def equal_and_different_where_expected(task: AuditedTask) -> Iterator[Finding]:
+    """Output reuse cannot depend on the layers; rules that act on many samples leave a mark."""
+    for one, other in combinations(task.cells, 2):
+        same = one.answers() == other.answers()
+        kind_one, kind_other = _output_kind(task, one), _output_kind(task, other)
+        if kind_one is not None and kind_one == kind_other and not same:
+            yield Finding(
+                "invalid", "identical", f"{one.name} and {other.name} reuse outputs with one k and yet differ"
+            )
+        expected = one.acts != other.acts and (kind_one is None or kind_other is None or kind_one != kind_other)
+        if same and expected and one.records:
+            unapplied = _work(one) == _work(other)
+            yield Finding(
+                "invalid" if unapplied else "remark",
+                "identical",
+                f"{one.name} and {other.name} have different rules and identical answers"
+                + (": the rules were not applied" if unapplied else ""),
+            )
+
+
+def _work(cell: AuditedCell) -> tuple[float, float]:
+    return sum(each["row_layers"] for each in cell.timings), sum(each["flops"] for each in cell.timings)
+
+
+def _output_kind(task: AuditedTask, cell: AuditedCell) -> tuple[int, str] | None:
+    rules = cell.config.reuse_rules()
+    if len(rules) == 1 and isinstance(rules[0], LayerReuse) and rules[0].mode == "output":
+        return rules[0].k, _policy(task, cell)
+    return None
+
+
+def reuse_is_real(task: AuditedTask) -> Iterator[Finding]:
+    """A rule that acts executes fewer row-layers per denoising step than the baseline."""
+    for cell, baseline in task.others():
+        ours, theirs = _work_per_step(cell), _work_per_step(baseline)
+        if cell.acts and ours is not None and theirs is not None and ours >= theirs:
+            yield Finding(
+                "invalid",
+                "reuse",
+                f"{cell.name} claims reuse and runs {ours:.0f} row-layers a step, not under {theirs:.0f}",
+            )
+
+
+def _work_per_step(cell: AuditedCell) -> float | None:
+    steps = sum(each["denoising_steps"] for each in cell.timings)
+    kinds = [figures for each in cell.timings for kind, figures in each["by_kind"].items() if kind in ("full", "sub")]
+    return sum(figures["row_layers"] for figures in kinds) / steps if steps else None
+
+
+def layer_groups_are_comparable(task: AuditedTask) -> Iterator[Finding]:
+    """Subsets of one grid have equal size, and every index exists."""
+    from stepsaver.bench.spec import read_experiment
+
+    layers = next((cell.identity.get("layers") for cell in task.cells), None)
+    try:
+        read_experiment(task.experiment.folder, layers=layers)
+    except UsageError as error:
+        yield Finding("invalid", "layers", str(error))
+
+
+def one_machine_and_one_code(task: AuditedTask) -> Iterator[Finding]:
+    for name in ("source", "device", "dtype", "libraries", "model", "batch_size"):
+        values = {str(cell.identity.get(name)) for cell in task.cells}
+        if len(values) > 1:
+            yield Finding("invalid", "provenance", f"configs differ in {name}: {' and '.join(sorted(values))}")
+    if task.source_is_dirty:
+        yield Finding("remark", "provenance", "src/ has changes that no commit holds")
+
+
+def decoding_is_as_declared(task: AuditedTask) -> Iterator[Finding]:
+    declared = declared_decoding(task.experiment)
+    for cell in task.cells:
+        effective = cell.identity.get("decoding", {})
+        wrong = [name for name, value in declared.items() if effective.get(name) != value]
+        if cell.identity.get("policy") != _policy(task, cell):
+            wrong.append("policy")
+        if wrong:
+            yield Finding("invalid", "decoding", f"{cell.name} did not run with the declared {', '.join(wrong)}")
+
+
+def declared_decoding(experiment: Experiment) -> dict[str, Any]:
+    decoding = experiment.spec.decoding
+    return {
+        "sub_block_size": decoding.sub_block_size,
+        "prefix_cache": decoding.prefix_cache,
+        "block_cache": decoding.block_cache,
+    }
+
+
+def tokens_end_at_the_stop(task: AuditedTask) -> Iterator[Finding]:
+    for cell in task.cells:
+        stops = set(cell.identity.get("decoding", {}).get("stop_ids", ()))
+        behind = [str(each.key) for each in cell.records if each.path == "generation" and stops & set(each.ids[:-1])]
+        if behind:
+            yield Finding("invalid", "tokens", f"{cell.name} counts tokens behind the stop token, as in {behind[0]}")
+
+
+def texts_neither_run_away_nor_break_off(task: AuditedTask) -> Iterator[Finding]:
+    for cell, baseline in task.others():
+        if not cell.records or not baseline.records or cell.records[0].path != "generation":
+            continue
+        ours, theirs = (sum(r.tokens for r in each.records) / len(each.records) for each in (cell, baseline))
+        cut, base_cut = (
+            sum(r.finish == "length" for r in each.records) / len(each.records) for each in (cell, baseline)
+        )
+        if theirs and not 1 / RUNAWAY < ours / theirs < RUNAWAY:
+            yield Finding(
+                "remark", "texts", f"{cell.name} writes {ours:.0f} tokens a sample, {baseline.name} {theirs:.0f}"
+            )
+        if cut > base_cut + CUT_SHARE:
+            yield Finding(
+                "remark",
+                "texts",
+                f"{cell.name} hits the token limit in {cut:.0%} of samples, {baseline.name} in {base_cut:.0%}",
+            )
+
+
+def rates_are_steady(task: AuditedTask) -> Iterator[Finding]:
+    """A cold start shows as a slow chunk; twins that do the same work have to be about as fast."""
+    rates = {
+        cell.name: [each["tokens"] / each["seconds"] for each in cell.timings if each["seconds"]] for cell in task.cells
+    }
+    for name, values in rates.items():
+        slow = [place for place, value in enumerate(values) if value < SLOW_CHUNK * median(values)]
+        if slow:
+            yield Finding(
+                "remark", "rates", f"{name} was slow in {len(slow)} of {len(values)} chunks, first in timing {slow[0]}"
+            )
+    for one, other in combinations(task.cells, 2):
+        if rates[one.name] and rates[other.name] and one.acts == other.acts and one.answers() == other.answers():
+            ratio = median(rates[one.name]) / median(rates[other.name])
+            if abs(ratio - 1) > TWINS_DIFFER:
+                yield Finding(
+                    "invalid",
+                    "rates",
+                    f"{one.name} and {other.name} do the same work, one at {ratio:.2f} times the rate",
+                )
+
+
+def predictions_hold(task: AuditedTask) -> Iterator[Finding]:
+    for cell in task.cells:
+        summary = cell.summary
+        if summary is None or summary["is_baseline"] or not summary.get("predicted_speed_up"):
+            continue
+        measured, predicted = summary["speed_up"]["tokens_per_s"][0], summary["predicted_speed_up"]
+        if abs(measured / predicted - 1) > PREDICTION:
+            yield Finding(
+                "remark",
+                "prediction",
+                f"{cell.name} measured {measured:.2f}x where its operations predict {predicted:.2f}x",
+            )
+
+
+def batches_do_not_matter(task: AuditedTask) -> Iterator[Finding]:
+    """A few samples decoded alone give what they gave in their batch; near-ties of rounding are the one excuse."""
+    for cell in task.cells:
+        checked = (cell.summary or {}).get("batch_invariance")
+        if checked and checked["different"]:
+            yield Finding(
+                "invalid",
+                "batches",
+                f"{cell.name}: {checked['different']} of {checked['samples']} samples differ when decoded alone",
+            )
+
+
+CHECKS: tuple[Check, ...] = (
+    samples_are_the_same,
+    neutral_configs_equal_the_baseline,
+    equal_and_different_where_expected,
+    reuse_is_real,
+    layer_groups_are_comparable,
+    one_machine_and_one_code,
+    decoding_is_as_declared,
+    tokens_end_at_the_stop,
+    texts_neither_run_away_nor_break_off,
+    rates_are_steady,
+    predictions_hold,
+    batches_do_not_matter,
+)

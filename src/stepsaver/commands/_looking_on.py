@@ -1,0 +1,124 @@
+"""Looking on while prompts are decoded: `--trace`, `--trace-against` and `--watch`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from stepsaver.commands._model_options import ModelChoice
+from stepsaver.engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepsaver.engine.decoder import StepEvent
+    from stepsaver.engine.engine import Completion, Engine, Prompt
+    from stepsaver.engine.reuse.rule import ReuseRule
+    from stepsaver.engine.trace import Trace
+    from stepsaver.report.watch import Watch
+
+OnStep = Callable[["StepEvent"], None]
+TokenText = Callable[[int], str]
+
+
+class Decode(Protocol):
+    """Decodes the command's prompts with an engine. Returns the completions in the prompts' order."""
+
+    def __call__(self, engine: "Engine", trace: "Trace", recorder: OnStep | None = None) -> "list[Completion]": ...
+
+
+def add_looking_on_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("looking on")
+    group.add_argument(
+        "--trace", type=Path, metavar="FILE.html", help="write a page that plays the decode step by step"
+    )
+    group.add_argument(
+        "--trace-against",
+        action="append",
+        metavar="R",
+        help="decode again with this rule instead of --rule, `none` for no reuse, and let the page play both in step,"
+        " their first difference marked; may be repeated to combine rules",
+    )
+    group.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=0.0,
+        metavar="SECONDS",
+        help="show the decode live in the terminal, each step for at least so long (default: 0);"
+        " of samples decoded together, one at a time",
+    )
+
+
+def check_looking_on(options: argparse.Namespace, choice: ModelChoice) -> "tuple[ReuseRule, ...] | None":
+    """Says before the weights are read what would fail after the decode. Returns the rules of a second decode."""
+    from stepsaver.engine.reuse.rule import check_rules, parse_rule
+
+    if options.watch is not None and not options.watch >= 0:
+        raise UsageError(f"--watch {options.watch}: not a number of seconds")
+    if options.watch is not None and not sys.stderr.isatty():
+        raise UsageError("--watch needs a terminal; --trace FILE.html writes a page instead")
+    if options.trace is not None and (options.trace.is_dir() or not options.trace.parent.is_dir()):
+        raise UsageError(f"--trace {options.trace}: no file can be written there")
+    if not options.trace_against:
+        return None
+    if options.trace is None:
+        raise UsageError("--trace-against needs --trace")
+    named = [] if options.trace_against == ["none"] else options.trace_against
+    rules = tuple(parse_rule(text) for text in named)
+    check_rules(rules, choice.decoding, choice.config.layers)
+    return rules
+
+
+def watch_of(options: argparse.Namespace, engine: "Engine", prompts: int, text: TokenText) -> "Watch | None":
+    """The live view, if it is wanted."""
+    from stepsaver.report.watch import Watch
+
+    return None if options.watch is None else Watch(engine, prompts, text, seconds=options.watch)
+
+
+def on_each_step(watchers: Sequence[OnStep | None]) -> OnStep | None:
+    """One callback for all who want to know, none if nobody does."""
+    present = [each for each in watchers if each is not None]
+
+    def on_step(event: "StepEvent") -> None:
+        for each in present:
+            each(event)
+
+    return on_step if present else None
+
+
+def decode_traced(
+    options: argparse.Namespace,
+    decode: Decode,
+    engine: "Engine",
+    trace: "Trace",
+    *,
+    against: "tuple[ReuseRule, ...] | None",
+    prompts: "list[Prompt]",
+    text: TokenText,
+) -> "list[Completion]":
+    """Decodes, a second time with the rules `against` if they are given, and writes the page that plays it."""
+    from stepsaver.engine.engine import Engine
+    from stepsaver.engine.trace import Trace
+    from stepsaver.report.trace_data import TraceRecorder, trace_document
+    from stepsaver.report.trace_page import trace_page
+
+    engines, ids = [engine], [prompt.ids for prompt in prompts]
+    if against is not None:
+        engines.append(
+            Engine(
+                engine.model,
+                decode=engine.policy,
+                reuse=against,
+                max_batch=engine.max_batch,
+                decoding=engine.decoding,
+            )
+        )
+    runs, completions = [], []
+    for place, each in enumerate(engines):
+        recorder = TraceRecorder(each)
+        completions.append(decode(each, Trace() if place else trace, recorder))
+        runs.append(recorder.runs(ids, completions[-1]))
+    document = trace_document(options.model, ids, engines, runs, text)
+    options.trace.write_text(trace_page(document), encoding="utf-8")
+    return completions[0]

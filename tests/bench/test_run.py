@@ -1,0 +1,257 @@
+"""Experiments run for real on a tiny model: complete, killed, repeated, and audited with planted faults."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepsaver.cli import main
+from tests.evaluation.tiny_folder import write_model_folder
+
+EXPERIMENT = """\
+question: Does it hold?
+tasks: [mini_ifeval]
+configs:
+  - name: baseline
+  - {name: same, rules: ["layer_reuse:k=1,layers=0,mode=output"]}
+  - {name: output_0, rules: ["layer_reuse:k=3,layers=0,mode=output"]}
+  - {name: output_1, rules: ["layer_reuse:k=3,layers=1,mode=output"]}
+  - {name: trimmed, rules: ["previous_row:refresh=block", "trim:level=changed"]}
+baseline: baseline
+model: {model}
+batch_size: 2
+chunk_samples: 2
+decoding: {sub_block_size: 4}
+success:
+  confirm_if: {speed_up: "> 1.2", drop_points: "< 5"}
+  reject_if: {speed_up: "< 1.05", drop_points: "> 20"}
+"""
+LIMIT = 10
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment folder with all its results."""
+    root = tmp_path_factory.mktemp("bench")
+    (root / "model").mkdir()
+    write_model_folder(root / "model")
+    folder = root / "experiment"
+    folder.mkdir()
+    (folder / "experiment.yaml").write_text(EXPERIMENT.replace("{model}", str(root / "model")))
+    assert main(["run", str(folder), "--limit", str(LIMIT)]) == 0
+    return folder
+
+
+@pytest.fixture
+def experiment(finished: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    shutil.copytree(finished, tmp_path / "experiment")
+    return tmp_path / "experiment"
+
+
+def cell(folder: Path, config: str) -> Path:
+    return folder / "results" / f"mini_ifeval_limit_{LIMIT}" / config
+
+
+def stored_answers(folder: Path, config: str) -> list:
+    lines = map(json.loads, (cell(folder, config) / "samples.jsonl").read_text().splitlines())
+    return [(line["chunk"], line["document"], line["ids"]) for line in lines if "ids" in line]
+
+
+def test_a_run_stores_every_sample_once_and_a_summary(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for config in ("baseline", "same", "output_0", "output_1", "trimmed"):
+        assert [document for _, document, _ in stored_answers(finished, config)] == list(range(LIMIT))
+    summary = json.loads((cell(finished, "trimmed") / "summary.json").read_text())
+    source_keys = "task config timestamp accuracy throughput gpu_info git environment model_args eval_params"
+    assert set(source_keys.split()) <= summary.keys()
+    assert summary["samples"] == LIMIT
+    assert summary["speed_up_chunks"] == 5
+    assert summary["batch_invariance"] == {"samples": 2, "different": 0}
+    assert summary["ceiling"] > 1
+    assert main(["status", str(finished), "--limit", str(LIMIT)]) == 0
+    assert "5/5" in capsys.readouterr().out
+    assert main(["verdict", str(finished), "--limit", str(LIMIT)]) == 0
+    assert "Undecided" in capsys.readouterr().out
+
+
+def test_what_is_complete_is_not_run_again(experiment: Path) -> None:
+    before = {path: path.read_bytes() for path in experiment.rglob("samples.jsonl")}
+    assert main(["run", str(experiment), "--limit", str(LIMIT)]) == 0
+    assert {path: path.read_bytes() for path in experiment.rglob("samples.jsonl")} == before
+
+
+def test_force_runs_the_named_configs_again_and_times_the_baseline_beside_them(experiment: Path) -> None:
+    answers = stored_answers(experiment, "trimmed")
+    assert main(["run", str(experiment), "--limit", str(LIMIT), "--force", "trimmed"]) == 0
+    assert stored_answers(experiment, "trimmed") == answers
+    assert len((cell(experiment, "baseline") / "timings.jsonl").read_text().splitlines()) == 5
+    assert list((cell(experiment, "trimmed").parent / "previous").glob("trimmed-*"))
+    assert json.loads((cell(experiment, "trimmed") / "summary.json").read_text())["speed_up_chunks"] == 5
+
+
+def kill_and_resume(experiment: Path, kills: int, seed: int) -> None:
+    """Kills a run at random moments, each time later, until it ends by itself."""
+    command = [sys.executable, "-m", "stepsaver", "run", str(experiment), "--limit", str(LIMIT)]
+    generator = random.Random(seed)
+    for _ in range(kills):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        samples = experiment / "results"
+        deadline = time.monotonic() + 120
+        chunks = sum(path.read_bytes().count(b"chunk_end") for path in samples.rglob("samples.jsonl"))
+        while process.poll() is None and time.monotonic() < deadline:
+            now = sum(path.read_bytes().count(b"chunk_end") for path in samples.rglob("samples.jsonl"))
+            if now > chunks:
+                break
+            time.sleep(0.01)
+        time.sleep(generator.random() * 0.1)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.long)])
+def test_a_killed_run_goes_on_and_ends_with_the_same_samples(experiment: Path, finished: Path, kills: int) -> None:
+    shutil.rmtree(experiment / "results")
+    kill_and_resume(experiment, kills, seed=kills)
+    for config in ("baseline", "same", "output_0", "output_1", "trimmed"):
+        assert stored_answers(experiment, config) == stored_answers(finished, config)
+
+
+def test_discarded_results_leave_a_reason(experiment: Path) -> None:
+    assert main(["discard", str(experiment), "--limit", str(LIMIT), "trimmed", "--why", "cold start"]) == 0
+    assert not cell(experiment, "trimmed").exists()
+    entry = json.loads((experiment / "discarded.jsonl").read_text())
+    assert (entry["config"], entry["why"]) == ("trimmed", "cold start")
+    assert main(["discard", str(experiment), "--limit", str(LIMIT), "trimmed", "--why", "again"]) == 2
+
+
+def edit_samples(folder: Path, change) -> None:
+    path = folder / "samples.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in change(lines)))
+
+
+def edit_json(path: Path, change) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def plant_other_answer(folder: Path) -> None:
+    edit_samples(cell(folder, "same"), lambda lines: [{**lines[0], "ids": [5]}, *lines[1:]])
+
+
+def plant_output_difference(folder: Path) -> None:
+    edit_samples(cell(folder, "output_1"), lambda lines: [{**lines[0], "ids": [5]}, *lines[1:]])
+
+
+def plant_identical(folder: Path) -> None:
+    shutil.copy(cell(folder, "baseline") / "samples.jsonl", cell(folder, "trimmed") / "samples.jsonl")
+
+
+def plant_repeated_sample(folder: Path) -> None:
+    def repeat(lines: list) -> list:
+        lines[1] = {**lines[0]}
+        return lines
+
+    edit_samples(cell(folder, "trimmed"), repeat)
+
+
+def plant_missing_chunk(folder: Path) -> None:
+    edit_samples(cell(folder, "trimmed"), lambda lines: lines[:-3])
+
+
+def plant_other_prompt(folder: Path) -> None:
+    edit_samples(cell(folder, "trimmed"), lambda lines: [{**lines[0], "digest": "x"}, *lines[1:]])
+
+
+def plant_other_code(folder: Path) -> None:
+    edit_json(cell(folder, "trimmed") / "run.json", lambda c: c["identity"].update(source="other"))
+
+
+def plant_other_threshold(folder: Path) -> None:
+    edit_json(cell(folder, "trimmed") / "run.json", lambda c: c["identity"].update(policy="threshold:threshold=0.95"))
+
+
+def plant_no_block_cache(folder: Path) -> None:
+    edit_json(cell(folder, "trimmed") / "run.json", lambda c: c["identity"]["decoding"].update(block_cache=False))
+
+
+def plant_padding(folder: Path) -> None:
+    stop = json.loads((cell(folder, "trimmed") / "run.json").read_text())["identity"]["decoding"]["stop_ids"][0]
+    edit_samples(cell(folder, "trimmed"), lambda lines: [{**lines[0], "ids": [5, stop, 7]}, *lines[1:]])
+
+
+def plant_no_reuse(folder: Path) -> None:
+    def inflate(lines: list) -> list:
+        for line in lines:
+            for figures in line.get("timing", {}).get("by_kind", {}).values():
+                figures["row_layers"] *= 100
+        return lines
+
+    edit_samples(cell(folder, "trimmed"), inflate)
+
+
+def plant_slow_twin(folder: Path) -> None:
+    def slow(lines: list) -> list:
+        for line in lines:
+            if "timing" in line:
+                line["timing"]["seconds"] *= 3
+        return lines
+
+    edit_samples(cell(folder, "same"), slow)
+
+
+def plant_unequal_groups(folder: Path) -> None:
+    path = folder / "experiment.yaml"
+    path.write_text(path.read_text().replace("k=3,layers=1", "k=3,layers=9"))
+
+
+def plant_batch_dependence(folder: Path) -> None:
+    edit_json(cell(folder, "trimmed") / "summary.json", lambda c: c["batch_invariance"].update(different=2))
+
+
+PLANTED = [
+    (plant_other_answer, "neutral"),
+    (plant_output_difference, "identical"),
+    (plant_identical, "identical"),
+    (plant_repeated_sample, "samples"),
+    (plant_missing_chunk, "samples"),
+    (plant_other_prompt, "samples"),
+    (plant_other_code, "provenance"),
+    (plant_other_threshold, "decoding"),
+    (plant_no_block_cache, "decoding"),
+    (plant_padding, "tokens"),
+    (plant_no_reuse, "reuse"),
+    (plant_slow_twin, "rates"),
+    (plant_batch_dependence, "batches"),
+]
+
+
+@pytest.mark.parametrize(("plant", "check"), PLANTED, ids=lambda value: getattr(value, "__name__", value))
+def test_a_planted_fault_is_caught(experiment: Path, plant, check: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(experiment)
+    assert main(["audit", str(experiment), "--limit", str(LIMIT), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert check in {finding["check"] for finding in found if finding["level"] == "invalid"}
+
+
+def test_an_audit_of_sound_results_finds_nothing_but_timing(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["audit", str(finished), "--limit", str(LIMIT), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {finding["check"] for finding in found if finding["level"] == "invalid"} <= {"rates"}
+
+
+def test_layers_that_do_not_exist_are_refused(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant_unequal_groups(experiment)
+    assert main(["audit", str(experiment), "--limit", str(LIMIT)]) == 2
+    assert "not within 0-1" in capsys.readouterr().err

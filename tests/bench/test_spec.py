@@ -1,0 +1,96 @@
+"""`experiment.yaml`: what is allowed, and one line with the place for what is not."""
+
+from pathlib import Path
+
+import pytest
+
+from stepsaver.bench.experiments import experiment_names, find_experiment
+from stepsaver.bench.spec import Condition, read_experiment
+from stepsaver.bench.template import FILES
+from stepsaver.cli import main
+from stepsaver.engine.errors import UsageError
+from tests.test_architecture import ROOT
+
+GOOD = FILES["experiment.yaml"]
+GRID = """\
+question: q
+tasks: [mini_gsm8k]
+configs:
+  grid: {k: [1, 2], layers: [first, last]}
+  name: k{k}_{layers}
+  rules: ["layer_reuse:k={k},layers={layers}"]
+baseline: k1_first
+success:
+  confirm_if: {speed_up: "> 1.2", drop_points: "< 5"}
+  reject_if: {speed_up: "< 1", drop_points: "> 20"}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "experiment.yaml").write_text(text)
+    return folder
+
+
+def test_a_grid_is_filled_in_order(tmp_path: Path) -> None:
+    experiment = read_experiment(write(tmp_path, GRID), layers=28)
+    assert [config.name for config in experiment.configs] == ["k1_first", "k1_last", "k2_first", "k2_last"]
+    assert experiment.config("k2_last").rules == ("layer_reuse:k=2,layers=last",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GRID.replace("tasks:", "task:"), "line 2: task: unknown key"),
+        (GRID.replace("baseline: k1_first", "baseline: k9"), "baseline 'k9' is no config"),
+        (GRID.replace("layers: [first, last]", 'layers: [first, "3-4"]'), "unequal size: first has 12, 3-4 has 2"),
+        (GRID.replace("layers: [first, last]", 'layers: [first, "17-28"]'), "not within 0-27"),
+        (GRID.replace("k: [1, 2]", "k: [1, 1]"), "stands there twice"),
+        (GRID.replace("k{k}_{layers}", "k{kk}"), "pattern uses 'kk'"),
+        (GRID.replace("layer_reuse", "layer_reus"), "unknown rule 'layer_reus'; nearest: layer_reuse"),
+        (GRID.replace('"> 1.2"', '">= 1.2"'), "line 9: success.confirm_if.speed_up: '>= 1.2' is no condition"),
+        (GRID + "batch_size: 0\n", "line 11: batch_size: Input should be greater than or equal to 1"),
+        (GRID + "decoding: {policy: thresh}\n", "unknown policy 'thresh'"),
+        (GRID + "decoding: {polic: thresh}\n", "line 11: decoding.polic: unknown key"),
+        (GOOD.replace("name: my_rule", "name: my rule"), "configs.1.name"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_experiment(write(tmp_path, text), layers=28)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_overlapping_groups_are_named_and_not_refused(tmp_path: Path) -> None:
+    experiment = read_experiment(
+        write(tmp_path, GRID.replace("[first, last]", "[middle, last]").replace("k1_first", "k1_last"))
+    )
+    assert experiment.remarks == ("layer groups middle and last share 4 layers",)
+
+
+def test_conditions_read_back() -> None:
+    assert str(Condition.parse("> 1.2")) == "> 1.2"
+    assert Condition.parse("<-3").bound == -3
+
+
+@pytest.mark.parametrize("name", ["00_baseline", "01_delta_reuse", "02_trim", "03_adaptive_skip", "04_combined"])
+def test_every_shipped_experiment_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert name in experiment_names()
+    experiment = read_experiment(find_experiment(name).folder, layers=28)
+    assert len(experiment.configs) >= 7
+
+
+def test_new_writes_a_valid_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiments").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "05_mine"]) == 0
+    experiment = read_experiment(tmp_path / "experiments" / "05_mine", layers=28)
+    assert [config.name for config in experiment.configs] == ["baseline", "my_rule"]
+    assert main(["new", "05_mine"]) == 2
+    assert main(["new", "../x"]) == 2
+    assert "05_mine" in (experiment.folder / "proposal.md").read_text()
+    capsys.readouterr()

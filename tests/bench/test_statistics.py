@@ -1,0 +1,110 @@
+"""Intervals and verdicts against cases whose answer is known."""
+
+import numpy as np
+import pytest
+
+from stepsaver.bench.spec import Condition, Criterion, Success
+from stepsaver.bench.statistics import bootstrap_p, holm, median_interval, paired_drop, share_interval
+from stepsaver.bench.summary import chunk_pairs, confirmation_p, speed_ups
+from stepsaver.bench.verdict import judge
+
+SUCCESS = Success(
+    confirm_if=Criterion(speed_up="> 1.2", drop_points="< 5"),  # type: ignore[arg-type]
+    reject_if=Criterion(speed_up="< 1.05", drop_points="> 20"),  # type: ignore[arg-type]
+)
+
+
+def test_wilson_interval_is_the_textbooks() -> None:
+    interval = share_interval(80, 100)
+    assert (interval.low, interval.high) == pytest.approx((0.7112, 0.8666), abs=1e-4)
+
+
+def test_median_intervals_cover_the_median() -> None:
+    generator = np.random.default_rng(1)
+    covered = 0
+    for _ in range(200):
+        interval = median_interval(generator.lognormal(0.2, 0.1, 15))
+        covered += interval.low <= np.exp(0.2) <= interval.high
+    assert covered / 200 > 0.88
+
+
+def test_paired_drop_counts_what_was_lost_and_won() -> None:
+    baseline = [1.0] * 60 + [0.0] * 40
+    values = [0.0] * 10 + [1.0] * 50 + [1.0] * 2 + [0.0] * 38
+    drop = paired_drop(baseline, values)
+    assert (drop.lost, drop.won) == (10, 2)
+    assert drop.drop.value == pytest.approx(0.08)
+    assert drop.drop.low < 0.08 < drop.drop.high
+    assert drop.p_value == pytest.approx(0.0386, abs=1e-3)
+    assert paired_drop(baseline, baseline).p_value == 1.0
+
+
+def test_holm_stops_at_the_first_that_falls() -> None:
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == {"a"}
+    assert holm({"a": 0.01, "b": 0.02, "c": 0.04}) == {"a", "b", "c"}
+
+
+def test_bootstrap_p_is_small_on_the_wanted_side_only() -> None:
+    values = list(np.random.default_rng(2).normal(1.5, 0.05, 30))
+    assert bootstrap_p(values, 1.2, statistic="median", above=True) < 0.001
+    assert bootstrap_p(values, 1.6, statistic="median", above=True) > 0.9
+
+
+def timing(session: str, chunk: int, tokens: int, seconds: float) -> dict:
+    return {"session": session, "chunk": chunk, "tokens": tokens, "seconds": seconds, "samples": 8}
+
+
+def test_speed_ups_pair_chunks_of_one_session_only() -> None:
+    ours = [timing("a", 0, 100, 1.0), timing("a", 1, 100, 1.0), timing("b", 2, 100, 1.0)]
+    base = [timing("a", 0, 100, 2.0), timing("b", 1, 100, 2.0), timing("b", 2, 50, 2.0)]
+    pairs = chunk_pairs(ours, base)
+    assert [(pair[0]["chunk"], pair[1]["session"]) for pair in pairs] == [(0, "a"), (2, "b")]
+    ratios = speed_ups(pairs)
+    assert ratios["tokens_per_s"] == [2.0, 4.0]
+    assert ratios["seconds_per_sample"] == [2.0, 2.0]
+
+
+def summary(name: str, up: tuple, drop: tuple, *, chunks: int = 20, p: float = 0.001, other: tuple = (9, 9, 9)) -> dict:
+    return {
+        "config": name,
+        "is_baseline": False,
+        "speed_up": {"tokens_per_s": list(up), "seconds_per_sample": list(other)},
+        "paired": {"drop_points": list(drop)},
+        "speed_up_chunks": chunks,
+        "samples": 100,
+        "confirmation_p": p,
+    }
+
+
+@pytest.mark.parametrize(
+    ("cell", "outcome"),
+    [
+        (summary("fast", (1.5, 1.4, 1.6), (1, 0, 2)), "confirmed"),
+        (summary("fast", (1.5, 1.4, 1.6), (1, 0, 2), chunks=7), "undecided"),
+        (summary("fast", (1.5, 1.4, 1.6), (1, 0, 2), p=0.2), "undecided"),
+        (summary("garbage", (1.5, 1.4, 1.6), (1, 0, 2), other=(0.9, 0.8, 1.0)), "rejected"),
+        (summary("slow", (0.9, 0.8, 1.0), (1, 0, 2)), "rejected"),
+        (summary("bad", (1.5, 1.4, 1.6), (30, 25, 35)), "rejected"),
+        (summary("worse", (1.5, 1.4, 1.6), (8, 6, 10)), "rejected"),
+        (summary("wide", (1.25, 1.1, 1.4), (1, 0, 2)), "undecided"),
+    ],
+)
+def test_verdicts_stand_on_the_intervals(cell: dict, outcome: str) -> None:
+    verdict = judge([cell], SUCCESS)
+    assert verdict.outcome == outcome
+    assert cell["config"] in verdict.sentence
+
+
+def test_one_confirmed_config_confirms_and_undecided_says_how_many_samples() -> None:
+    fast, wide = summary("fast", (1.5, 1.4, 1.6), (1, 0, 2)), summary("wide", (1.25, 1.1, 1.4), (1, 0, 2))
+    assert judge([fast, wide], SUCCESS).outcome == "confirmed"
+    assert "about 900 samples" in judge([wide], SUCCESS).sentence
+
+
+def test_confirmation_needs_every_bound() -> None:
+    wanted = Criterion(speed_up=Condition.parse("> 1.2"), drop_points=Condition.parse("< 5"))
+    good, bad = [1.5] * 20, [1.1] * 20
+    assert confirmation_p({"a": good, "b": good}, [0.0] * 100, wanted) < 0.01
+    assert confirmation_p({"a": good, "b": bad}, [0.0] * 100, wanted) > 0.9
+    assert confirmation_p({"a": good, "b": good}, [1.0, 0.0] * 50, wanted) > 0.9
+    assert confirmation_p({"a": [], "b": []}, [0.0], wanted) == 1.0
