@@ -77,11 +77,16 @@ class AuditedTask:
     def baseline(self) -> AuditedCell | None:
         return next((cell for cell in self.cells if cell.name == self.experiment.spec.baseline), None)
 
+    @property
+    def computed(self) -> tuple[AuditedCell, ...]:
+        """The cells that were run: not those that took over the answers of an equal one."""
+        return tuple(cell for cell in self.cells if not (cell.summary or {}).get("equal_to"))
+
     def others(self) -> Iterator[tuple[AuditedCell, AuditedCell]]:
-        """Every other cell, with the baseline."""
+        """Every other computed cell, with the baseline."""
         baseline = self.baseline
         if baseline is not None:
-            yield from ((cell, baseline) for cell in self.cells if cell is not baseline)
+            yield from ((cell, baseline) for cell in self.computed if cell is not baseline)
 
 
 Check = Callable[[AuditedTask], Iterator[Finding]]
@@ -139,9 +144,22 @@ def neutral_configs_equal_the_baseline(task: AuditedTask) -> Iterator[Finding]:
             yield Finding("invalid", "neutral", f"{cell.name} reuses nothing and yet differs from {baseline.name}")
 
 
+def equal_configs_were_checked(task: AuditedTask) -> Iterator[Finding]:
+    """A config whose answers were taken over from another one was computed for some requests, and agreed."""
+    for cell in task.cells:
+        leader, checked = (cell.summary or {}).get("equal_to"), (cell.summary or {}).get("spot_check")
+        if leader and checked and checked["different"]:
+            yield Finding(
+                "invalid", "equal", f"{cell.name} is not equal to {leader} after all: {checked['different'][0]}"
+            )
+        elif leader:
+            rules = ", ".join(each["rule"] for each in (cell.summary or {}).get("inert_rules", ())) or "its rules"
+            yield Finding("remark", "equal", f"{cell.name} equals {leader}: {rules} cannot act on this task")
+
+
 def equal_and_different_where_expected(task: AuditedTask) -> Iterator[Finding]:
     """Output reuse cannot depend on the layers; rules that act on many samples leave a mark."""
-    for one, other in combinations(task.cells, 2):
+    for one, other in combinations(task.computed, 2):
         same = one.answers() == other.answers()
         kind_one, kind_other = _output_kind(task, one), _output_kind(task, other)
         if kind_one is not None and kind_one == kind_other and not same:
@@ -267,7 +285,7 @@ def rates_are_steady(task: AuditedTask) -> Iterator[Finding]:
             yield Finding(
                 "remark", "rates", f"{name} was slow in {len(slow)} of {len(values)} chunks, first in timing {slow[0]}"
             )
-    for one, other in combinations(task.cells, 2):
+    for one, other in combinations(task.computed, 2):
         if rates[one.name] and rates[other.name] and one.acts == other.acts and one.answers() == other.answers():
             ratio = median(rates[one.name]) / median(rates[other.name])
             if abs(ratio - 1) > TWINS_DIFFER:
@@ -307,6 +325,7 @@ def batches_do_not_matter(task: AuditedTask) -> Iterator[Finding]:
 CHECKS: tuple[Check, ...] = (
     samples_are_the_same,
     neutral_configs_equal_the_baseline,
+    equal_configs_were_checked,
     equal_and_different_where_expected,
     reuse_is_real,
     layer_groups_are_comparable,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stepsaver.bench.equal import find_equal, follow
 from stepsaver.bench.experiments import results_folder
 from stepsaver.bench.session import Chunk, ConfigRunner, open_session
 from stepsaver.bench.spec import ConfigSpec, Experiment
@@ -53,12 +54,17 @@ def _run_task(request: CellRequest, options: RunOptions, results: Path, progress
     forced = frozenset(config.name for config in options.configs) if options.force else frozenset[str]()
     cells = open_cells(request, configs, results, force=forced)
     chunks = task_chunks(request, cells)
-    run_missing(request, cells, chunks, progress)
+    equal = find_equal(request, cells, chunks)
+    run_missing(request, {name: cells[name] for name in cells if name not in equal.leader_of}, chunks, progress)
+    checked = {name: follow(cells[name], cells[leader], chunks) for name, leader in equal.leader_of.items()}
     baseline = cells[experiment.spec.baseline]
     scored = {name: score_cell(request, opened) for name, opened in cells.items()}
     summaries = []
     for name, opened in cells.items():
         summary = build_summary(request, opened, baseline, scored[name], scored[experiment.spec.baseline])
+        summary["inert_rules"] = [each._asdict() for each in equal.inert.get(name, ())]
+        summary["equal_to"] = equal.leader_of.get(name)
+        summary["spot_check"] = checked.get(name)
         summary["batch_invariance"] = batch_invariance(request, opened, chunks[0])
         opened.cell.write_summary(summary)
         summaries.append(summary)

@@ -1,0 +1,74 @@
+"""Configs of a log-likelihood task that are provably equal: computed once, marked, and spot-checked.
+
+A rule acts only where a block takes a second step. Where it cannot, every config gives the same numbers to the last
+bit; running all of them would only look like a result.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval.api.instance import Instance
+
+from stepsaver.bench.session import Chunk
+from stepsaver.bench.worker import CellRequest, OpenCell
+from stepsaver.engine import registry
+from stepsaver.evaluation.inert import InertRule, ScoredLengths, acting_rules, inert_rules, no_second_step
+
+SPOT_CHECKED = 16  # requests at least
+
+
+@dataclass(frozen=True)
+class EqualConfigs:
+    """Which configs follow which, and the rules that cannot act, by config."""
+
+    leader_of: dict[str, str]
+    inert: dict[str, tuple[InertRule, ...]]
+
+
+def find_equal(request: CellRequest, cells: dict[str, OpenCell], chunks: Sequence[Chunk]) -> EqualConfigs:
+    """Groups the configs of a scoring task by what can act in them. Generative cells always run."""
+    if request.task.path != "scoring":
+        return EqualConfigs({}, {})
+    any_lm = next(iter(cells.values())).runner.lm
+    lengths: list[ScoredLengths] = any_lm.scored_lengths([each for chunk in chunks for each in chunk.requests])
+    options = {
+        "block_size": request.session.decoding.block_size,
+        "estimator": request.experiment.spec.estimator,
+    }
+    single_step = no_second_step(lengths, score_stop=False, **options) is not None  # type: ignore[arg-type]
+    leader_of: dict[str, str] = {}
+    inert: dict[str, tuple[InertRule, ...]] = {}
+    leaders: dict[tuple[Any, ...], str] = {}
+    for name, opened in cells.items():
+        engine = opened.runner.engine
+        inert[name] = inert_rules(engine.rules, lengths, **options)  # type: ignore[arg-type]
+        acting = tuple(map(registry.describe, acting_rules(engine.rules, inert[name])))
+        policy = "any" if single_step else registry.describe(engine.policy)
+        leader = leaders.setdefault((policy, acting), name)
+        if leader != name:
+            leader_of[name] = leader
+    return EqualConfigs(leader_of, inert)
+
+
+def follow(opened: OpenCell, leader: OpenCell, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """Takes over the leader's answers and checks some of them under the config's own rules."""
+    checked = spot_check(opened, leader, chunks)
+    for chunk in chunks:
+        if chunk.number not in opened.cell.records:
+            timing = next(each for each in leader.cell.timings if each["chunk"] == chunk.number)
+            opened.cell.append_chunk(chunk.number, leader.cell.records[chunk.number], timing)
+    return checked
+
+
+def spot_check(opened: OpenCell, leader: OpenCell, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """Computes some requests under the config's own rules: whether they differ, and the row-layers they took."""
+    requests: list[Instance] = []
+    for chunk in chunks:
+        if len(requests) >= SPOT_CHECKED:
+            break
+        requests += chunk.requests
+    stored = {record.key: record for record in leader.cell.all_records}
+    records, timing = opened.runner.run_chunk(requests, chunk=-1, samples=len(requests))
+    different = [str(each.key) for each in records if each.loglikelihood != stored[each.key].loglikelihood]
+    return {"requests": len(records), "different": different, "row_layers": timing["row_layers"]}
