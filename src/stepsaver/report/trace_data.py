@@ -111,17 +111,16 @@ class _Seen(NamedTuple):
 
 
 class TraceRecorder:
-    """Give it to `Engine.generate` as `on_step`; then ask for the run of each completion."""
+    """Give it to `Engine.generate` as `on_step`; then ask for the runs of the completions."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._seen: dict[int, list[_Seen]] = defaultdict(list)
 
     def __call__(self, event: StepEvent) -> None:
-        masked = np.flatnonzero(event.tokens == self.engine.decoding.mask_id)
         proposals = [
             Proposal(row, int(event.proposed[row]), round(float(event.confidence[row]), 3))
-            for row in masked.tolist()
+            for row in row_list(event.sample.block.masked | event.revealed)
             if not np.isnan(event.confidence[row])
         ]
         self._seen[event.sample.index].append(
@@ -136,7 +135,11 @@ class TraceRecorder:
             )
         )
 
-    def run_of(self, prompt: Sequence[int], completion: Completion) -> Run:
+    def runs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> list[Run]:
+        """The runs of completions in the order of their prompts."""
+        return [self._run(prompt, each) for prompt, each in zip(prompts, completions, strict=True)]
+
+    def _run(self, prompt: Sequence[int], completion: Completion) -> Run:
         frames = list(self._frames(completion))
         text = range(len(prompt), len(prompt) + len(completion.ids))
         for frame in frames:  # rows behind the stop token are revealed too, and belong to no text
@@ -199,13 +202,16 @@ def _frame(
         changed=describe(NO_ROWS),
         proposals=[],
         revealed=describe(NO_ROWS),
-        layers=[
-            Layers(first, last, describe(plan.carried(last - 1)), *map(describe, rows))
-            for first, last, rows in (plan.runs if plan else ())
-        ],
+        layers=_layers(plan) if plan else [],
         positions=positions,
         totals=_NO_TOTALS,
     )
+
+
+def _layers(plan: StepPlan) -> list[Layers]:
+    return [
+        Layers(first, last, describe(plan.carried(last - 1)), *map(describe, rows)) for first, last, rows in plan.runs
+    ]
 
 
 def _totals(steps: Iterator[tuple[SampleStep, int]]) -> Iterator[Totals]:
@@ -261,16 +267,17 @@ def trace_document(
         mask_id=first.decoding.mask_id,
         policy=registry.describe(first.policy),
         engines=[", ".join(map(registry.describe, engine.rules)) or "no reuse" for engine in engines],
-        texts={token: text(token) for token in sorted(set(_tokens(samples)))},
+        texts={token: text(token) for token in sorted(set(_tokens(samples, first.decoding.mask_id)))},
         samples=samples,
     )
 
 
-def _tokens(samples: Sequence[TracedSample]) -> Iterator[int]:
+def _tokens(samples: Sequence[TracedSample], mask_id: int) -> Iterator[int]:
+    """Every token with a text of its own; the mask of a model that has none has no text either."""
     for sample in samples:
         yield from sample["prompt"]
         for run in sample["runs"]:
             yield from run["ids"]
             for frame in run["frames"]:
-                yield from frame["tokens"]
+                yield from (token for token in frame["tokens"] if token != mask_id)
                 yield from (proposal.token for proposal in frame["proposals"])

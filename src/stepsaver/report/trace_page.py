@@ -20,7 +20,7 @@ def trace_page(document: TraceDocument) -> str:
 
 def json_in_html(document: Any) -> str:
     """JSON that cannot end the script element it stands in, nor open a comment or an entity."""
-    text = json.dumps(document, separators=(",", ":"))
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 

@@ -42,7 +42,7 @@ function tokenText(id) {
 
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
-// One run of one sample: its block with the grid beside it, its text and its totals.
+// One run of one sample: its block with the grid beside it, its totals and its text.
 class Panel {
   constructor(run, name, sample, largest) {
     this.run = run;
@@ -53,8 +53,8 @@ class Panel {
     this.status = make("p", "status", this.root);
     this.buildBlock();
     this.reading = make("p", "reading", this.root);
-    this.buildText();
     this.buildTotals();
+    this.buildText();
   }
 
   buildBlock() {
@@ -134,8 +134,8 @@ class Panel {
     if (frame.kind === "prefill") {
       parts.push(`positions ${frame.start} to ${frame.start + frame.rows - 1} in every layer`);
     } else {
-      parts.push(plural(frame.rows, "row"), `block at position ${frame.start}`);
-      parts.push(`${parseRows(frame.revealed).size} revealed`);
+      const found = frame.kind === "commit" ? "next block's first token" : parseRows(frame.revealed).size;
+      parts.push(`block at position ${frame.start}`, plural(frame.rows, "row"), `revealed: ${found}`);
     }
     if (isOver) parts.unshift(`finished (${this.run.finish})`);
     this.status.textContent = parts.join(" · ");
@@ -309,7 +309,7 @@ document.title = `stepsaver trace: ${trace.model}`;
 byId("about").textContent = `${trace.model}, ${plural(trace.layers, "layer")}, decoded by ${trace.policy}`;
 byId("sample-choice").hidden = trace.samples.length < 2;
 trace.samples.forEach((sample, place) => {
-  const opening = sample.prompt.map((id) => trace.texts[id]).join(trace.are_ids ? " " : "").slice(0, 40);
+  const opening = sample.prompt.map((id) => trace.texts[id]).join("").trim().slice(0, 40);
   make("option", "", byId("sample"), `${place + 1}: ${opening}`).value = place;
 });
 if (trace.samples.length) chooseSample(0);

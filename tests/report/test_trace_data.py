@@ -1,0 +1,111 @@
+"""The frames of a trace say what the engine did."""
+
+import json
+
+import pytest
+
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.report.trace_data import Frame, Run, first_difference
+from tests.report.traces import BLOCK, PROMPTS, document_of, engine_of, traced
+
+RULES = [
+    (),
+    ("previous_row:refresh=block", "trim:level=changed"),
+    ("layer_reuse:k=3,layers=last,mode=output",),
+    ("layer_reuse:k=2,layers=all,mode=mlp",),
+    ("adaptive_layers:probe=1,threshold=0.5",),
+]
+
+
+def rows_of(text: str) -> list[int]:
+    ranges = [] if text == "none" else [list(map(int, each.split("-"))) for each in text.split(",")]
+    return [row for each in ranges for row in range(each[0], each[-1] + 1)]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: "+".join(rules) or "none")
+def test_frames_replay_the_text_and_add_up(tiny_model: Transformer, rules: tuple[str, ...]) -> None:
+    completions, runs = traced(engine_of(tiny_model, *rules))
+    for prompt, completion, run in zip(PROMPTS, completions, runs, strict=True):
+        assert [frame["kind"] for frame in run["frames"]] == [step.kind for step in completion.steps]
+        text = dict(enumerate(completion.ids, len(prompt)))
+        for frame in run["frames"]:
+            revealed = rows_of(frame["revealed"])
+            proposed = {row: token for row, token, _ in frame["proposals"]}
+            assert all(text.get(frame["start"] + row, proposed[row]) == proposed[row] for row in revealed)
+            assert set(revealed) <= set(rows_of(frame["sub_block"]))
+        known = [position for frame in run["frames"] for position in frame["positions"]]
+        assert sorted(known) == sorted(text)
+        totals = run["frames"][-1]["totals"]
+        assert totals["tokens"] == len(completion.ids)
+        assert totals["forwards"] == sum(step.rows > 0 for step in completion.steps)
+        assert totals["mlp_run"] == sum(step.mlp_run for step in completion.steps)
+        assert totals["attention_reused"] == sum(step.attention_reused for step in completion.steps)
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: "+".join(rules) or "none")
+def test_layers_of_a_frame_count_the_row_layers_that_ran(tiny_model: Transformer, rules: tuple[str, ...]) -> None:
+    completions, runs = traced(engine_of(tiny_model, *rules))
+    for completion, run in zip(completions, runs, strict=True):
+        for step, frame in zip(completion.steps, run["frames"], strict=True):
+            if step.kind == "prefill":
+                assert frame["layers"] == []
+                continue
+            shares = [(last - first, carried, mlp) for first, last, carried, _, _, mlp in frame["layers"]]
+            assert sum(layers * len(rows_of(mlp)) for layers, _, mlp in shares) == step.mlp_run
+            carried = sum(layers * len(rows_of(rows)) for layers, rows, _ in shares)
+            assert carried == step.mlp_run + step.mlp_reused
+
+
+def test_changed_rows_are_those_revealed_before(tiny_model: Transformer) -> None:
+    run = traced(engine_of(tiny_model))[1][0]
+    before: Frame | None = None
+    for frame in run["frames"]:
+        if frame["kind"] == "commit":
+            before = None
+            continue
+        assert frame["changed"] == (before["revealed"] if before else "none")
+        before = frame
+
+
+def test_tokens_behind_the_stop_token_belong_to_no_text(tiny_model: Transformer) -> None:
+    free = traced(engine_of(tiny_model))[0][0].ids
+    stop = free[len(free) // 2]
+    completions, runs = traced(engine_of(tiny_model, stop_ids=(stop,)))
+    assert completions[0].finish == "stop"
+    assert runs[0]["frames"][-1]["totals"]["tokens"] == len(completions[0].ids) <= len(free) // 2 + 1
+
+
+def test_a_document_is_json_and_has_a_text_for_every_token(tiny_model: Transformer) -> None:
+    document = document_of([engine_of(tiny_model), engine_of(tiny_model, "trim")])
+    assert document["engines"] == ["no reuse", "trim:level=changed,budget=4,settle=1,age=4"]
+    read = json.loads(json.dumps(document, allow_nan=False))
+    for sample in read["samples"]:
+        for run in sample["runs"]:
+            shown = [token for frame in run["frames"] for token in frame["tokens"] if token != read["mask_id"]]
+            assert {str(token) for token in (*shown, *run["ids"], *sample["prompt"])} <= set(read["texts"])
+    assert len(read["samples"]) == len(PROMPTS)
+
+
+def test_nothing_decoded_is_no_frame(tiny_model: Transformer) -> None:
+    assert all(not run["frames"] for run in traced(engine_of(tiny_model), max_new_tokens=0)[1])
+
+
+def run_of(ids: list[int], *positions: list[int]) -> Run:
+    frames: list[Frame] = [{"positions": each} for each in positions]  # type: ignore[typeddict-item]
+    return Run(ids=ids, finish="length", frames=frames)
+
+
+def test_the_first_difference_is_the_first_in_time() -> None:
+    one = run_of([7, 8, 9], [2], [4], [3])
+    assert first_difference((1, 1), [one, one]) is None
+    assert first_difference((1, 1), [one]) is None
+    other = run_of([7, 5, 6], [2], [3], [4])  # both later tokens differ; here position 3 is known first
+    assert first_difference((1, 1), [one, other]) == {"position": 3, "frame": 1}
+    longer = run_of([7, 8, 9, 4], [2], [4], [3], [5])
+    assert first_difference((1, 1), [one, longer]) == {"position": 5, "frame": 3}
+
+
+def test_a_prefill_that_predicts_gives_the_first_token(tiny_model: Transformer) -> None:
+    run = traced(engine_of(tiny_model))[1][1]  # its prompt is exactly one block
+    assert [frame["kind"] for frame in run["frames"][:2]] == ["prefill", "full"]
+    assert run["frames"][0]["positions"] == [BLOCK]

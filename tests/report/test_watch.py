@@ -1,0 +1,82 @@
+"""The live view in the terminal."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+
+from stepsaver.engine.decoder import StepEvent
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.report.watch import Watch
+from tests.conftest import GOLDEN
+from tests.report.traces import PROMPTS, engine_of
+
+RULES = [(), ("previous_row", "trim"), ("layer_reuse:k=3,layers=last,mode=output",), ("layer_reuse:k=2,mode=mlp",)]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: "+".join(rules) or "none")
+def test_every_step_can_be_shown(tiny_model: Transformer, rules: tuple[str, ...]) -> None:
+    engine = engine_of(tiny_model, *rules)
+    console = Console(file=io.StringIO(), width=80, height=24, record=True)
+    watch = Watch(engine, len(PROMPTS), lambda token: f"[red]{token}\x1b[2J\n", console=console)
+    shown: list[str] = []
+
+    def show(event: StepEvent) -> None:
+        console.print(watch.view(event))
+        shown.append(console.export_text())
+
+    completions = list(engine.generate(PROMPTS, max_new_tokens=20, on_step=show))
+    assert len(shown) == sum(step.kind in ("full", "sub", "reused") for each in completions for step in each.steps)
+    for each in shown:
+        assert "\x1b" not in each  # what a model writes is no order to the terminal
+        assert len(each.splitlines()) < 24
+    assert "[red]" in shown[0]
+    assert shown[0].startswith("sample 1 of 3 · block at position 0 · full step · 8 rows · ")
+    assert shown[-1].splitlines()[-1].startswith("20 tokens · ")
+
+
+def test_one_sample_is_followed_to_its_end(tiny_model: Transformer) -> None:
+    engine = engine_of(tiny_model)
+    seen: list[int] = []
+
+    class Seen(Watch):
+        def view(self, event: StepEvent):  # type: ignore[no-untyped-def]
+            seen.append(event.sample.index)
+            return super().view(event)
+
+    with Seen(engine, len(PROMPTS), str, console=Console(file=io.StringIO())) as watch:
+        list(engine.generate(PROMPTS, max_new_tokens=20, on_step=watch))
+    assert seen[0] == 0
+    changes = sum(one != other for one, other in pairwise(seen))
+    assert changes == len(set(seen)) - 1
+
+
+def test_watching_shows_steps_on_a_terminal_and_counts_no_time() -> None:
+    terminal, ours = pty.openpty()
+    command = [sys.executable, "-m", "stepsaver", "generate", "--model", str(GOLDEN), "--ids", "--prompt", "5 6 7"]
+    command += ["--max-new-tokens", "8", "--watch", "0.2", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=ours, text=True)
+    os.close(ours)
+    shown = b""
+    while chunk := _read(terminal):
+        shown += chunk
+    out, _ = process.communicate(timeout=120)
+    os.close(terminal)
+    assert process.returncode == 0, shown
+    assert "sample 1 of 1" in shown.decode()
+    document = json.loads(out)
+    steps = len(document["samples"][0]["forwards"])
+    assert document["throughput"]["decode_seconds"] < 0.2 * steps
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other end is closed
+        return b""
