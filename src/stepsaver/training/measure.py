@@ -8,23 +8,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 
 from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.decoding import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.embedded import DATA_FOLDER, instructions, questions, word_problems
-from stepsaver.evaluation.embedded.tokenizer import END_ID, prompt_text
-from stepsaver.training.batches import MOST_BLOCKS, Sample, add_causal
-from stepsaver.training.layout import Sheet
-from stepsaver.training.network import unit_logits
-from stepsaver.training.recipe import Recipe
+from stepsaver.evaluation.embedded.tokenizer import prompt_text
 
 TOKEN_LIMITS = {word_problems.TASK: 96, instructions.TASK: 32}
 BATCH = 32
+CHOICES = 4
+EVERYTHING = "all subjects"
 
 
 @dataclass(frozen=True)
@@ -90,25 +88,31 @@ def measure_generation(
     return Accuracy(right, len(documents), tokens_per_step(trace), perf_counter() - started)
 
 
-def measure_choices(model: Transformer, tokenizer: Tokenizer, *, limit: int | None = None) -> dict[str, Accuracy]:
-    """Accuracy per subject by the causal log-likelihood of the choices."""
-    tally: dict[str, list[bool]] = {"all subjects": []}
-    for document in read_documents(questions.TASK, limit=limit):
-        prompt = tokenizer.encode(prompt_text(document["question"])).ids
-        scores = []
-        for choice in document["choices"]:
-            tokens = prompt + tokenizer.encode(choice).ids
-            sample = Sample(tokens + [END_ID] * (-len(tokens) % 32), len(prompt), len(tokens), 32)
-            sheet = Sheet(32, MOST_BLOCKS)
-            add_causal(sheet, sample, Recipe())
-            with torch.no_grad():
-                units = sheet.units(len(sheet))
-                logs = unit_logits(model, units).log_softmax(-1).flatten(0, 1)
-            scores.append(sum(logs[i - 1, tokens[i]].item() for i in range(len(prompt), len(tokens))))
-        right = scores.index(max(scores)) == document["answer"]
-        tally["all subjects"].append(right)
+def measure_choices(
+    model: Transformer, tokenizer: Tokenizer, *, limit: int | None = None, batch: int = BATCH
+) -> dict[str, Accuracy]:
+    """Accuracy of all subjects and of each: the choice with the highest log-likelihood along the decode trajectory."""
+    documents = read_documents(questions.TASK, limit=limit)
+    requests = [
+        ScoreRequest(
+            tuple(tokenizer.encode(prompt_text(document["question"])).ids), tuple(tokenizer.encode(choice).ids)
+        )
+        for document in documents
+        for choice in document["choices"]
+    ]
+    trace = Trace()
+    started = perf_counter()
+    scored = Engine(model, decode=Threshold(), max_batch=batch).score(requests, trace=trace)
+    likelihoods = {score.index: score.loglikelihood for score in scored}
+    seconds = perf_counter() - started
+    tally: dict[str, list[bool]] = {EVERYTHING: []}
+    for place, document in enumerate(documents):
+        choices = [likelihoods[CHOICES * place + number] for number in range(CHOICES)]
+        right = choices.index(max(choices)) == document["answer"]
+        tally[EVERYTHING].append(right)
         tally.setdefault(document["subject"], []).append(right)
-    return {subject: Accuracy(sum(found), len(found), 1.0, 0.0) for subject, found in tally.items()}
+    rate = tokens_per_step(trace)
+    return {subject: Accuracy(sum(found), len(found), rate, seconds) for subject, found in tally.items()}
 
 
 def tokens_per_step(trace: Trace) -> float:
