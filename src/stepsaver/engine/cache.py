@@ -18,8 +18,9 @@ class KeyValueCache:
     ) -> None:
         self.slots, self.capacity = slots, capacity
         shape = (slots * capacity, config.kv_heads, config.head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        # zeros: a row that is masked has weight 0, and 0 times what happens to be in memory may be NaN
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
 
     @property
     def bytes(self) -> int:
@@ -40,6 +41,11 @@ class KeyValueCache:
         """A slot's first `length` rows, as views [L, K, E]."""
         start = slot * self.capacity
         return self.keys[layer][start : start + length], self.values[layer][start : start + length]
+
+    def by_slot(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All slots, as views [slots, capacity, K, E]."""
+        shape = (self.slots, self.capacity, *self.keys[layer].shape[1:])
+        return self.keys[layer].view(shape), self.values[layer].view(shape)
 
 
 class PartDeltas(NamedTuple):

@@ -83,7 +83,14 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
     first = 0
     while first < model.config.layers:
         last = run_end(steps, first)
-        run = pack_run(steps, first, rows=rows, rotation=rotation, deltas=memory.deltas)
+        run = pack_run(
+            steps,
+            first,
+            rows=rows,
+            rotation=rotation,
+            deltas=memory.deltas,
+            query_width=model.config.heads * model.config.head_dim,
+        )
         for index in range(first, last):
             layer = model.layers[index]
             assert isinstance(layer, Layer)
@@ -127,7 +134,7 @@ def _run_layer(
     deltas = None if memory.deltas is None else memory.deltas.by_layer.get(index)
     delta = None
     if queries is not None:
-        delta = layer.attention.finish(attend(queries, memory.cache, index, run.segments))
+        delta = layer.attention.finish(attend(queries, memory.cache, index, run.attending))
         executed.count_attention(delta.shape[0])
         if memory.observe is not None:
             memory.observe(index, "attention", delta, steps)

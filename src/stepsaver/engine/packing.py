@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepsaver.engine.attention import Segment, block_causal_mask
+from stepsaver.engine.attention import Attending, Segment, block_causal_mask, plan_attending
 from stepsaver.engine.cache import DeltaCache
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.plan import StepPlan
@@ -64,7 +64,7 @@ class PackedRun(NamedTuple):
     cache_index: Tensor
     queries: Subset
     query_rotation: Rotation
-    segments: tuple[Segment, ...]
+    attending: Attending
     kept: Tensor | None  # the rows that go on behind the keys and values; None: all
     attention: Part
     mlp: Part
@@ -91,7 +91,13 @@ def run_end(steps: Sequence[Step], first: int) -> int:
 
 
 def pack_run(
-    steps: Sequence[Step], layer: int, *, rows: PackedRows, rotation: Rotation, deltas: DeltaCache | None
+    steps: Sequence[Step],
+    layer: int,
+    *,
+    rows: PackedRows,
+    rotation: Rotation,
+    deltas: DeltaCache | None,
+    query_width: int,
 ) -> PackedRun:
     """The index tensors of the run of layers that begins with `layer`."""
     device = rows.tokens.device
@@ -110,7 +116,9 @@ def pack_run(
         cache_index=written.select(rows.cache_index),
         queries=queries,
         query_rotation=_rotation_of(queries, rotation),
-        segments=_segments(steps, attention, rows.masks),
+        attending=plan_attending(
+            _segments(steps, attention, rows.masks), width=query_width, dtype=rotation.cos.dtype, device=device
+        ),
         kept=kept_rows.places,
         attention=_part(steps, attention, kept, deltas, device),
         mlp=_part(steps, mlp, kept, deltas, device),
@@ -154,7 +162,7 @@ def _delta_index(steps: Sequence[Step], parts: list[Rows], deltas: DeltaCache | 
     return _tensor(np.concatenate(index), device)
 
 
-def _segments(steps: Sequence[Step], queries: list[Rows], masks: tuple[Tensor | None, ...]) -> tuple[Segment, ...]:
+def _segments(steps: Sequence[Step], queries: list[Rows], masks: tuple[Tensor | None, ...]) -> list[Segment]:
     segments: list[Segment] = []
     start = 0
     for step, rows, mask in zip(steps, queries, masks, strict=True):
@@ -165,7 +173,7 @@ def _segments(steps: Sequence[Step], queries: list[Rows], masks: tuple[Tensor | 
             )
             segments.append(Segment(start, start + count, step.slot, step.start + len(step.tokens), chosen))
         start += count
-    return tuple(segments)
+    return segments
 
 
 def _mask(step: Step, device: torch.device) -> Tensor | None:
