@@ -255,3 +255,18 @@ def test_layers_that_do_not_exist_are_refused(experiment: Path, capsys: pytest.C
     plant_unequal_groups(experiment)
     assert main(["audit", str(experiment), "--limit", str(LIMIT)]) == 2
     assert "not within 0-1" in capsys.readouterr().err
+
+
+def test_the_report_fills_the_tables_and_keeps_the_prose(experiment: Path, tmp_path: Path) -> None:
+    page = experiment / "results.md"
+    page.write_text("# Mine\n\nbefore\n\n<!-- tables -->\nold\n<!-- /tables -->\n\nafter\n")
+    for _ in range(2):
+        assert main(["report", str(experiment), "--limit", str(LIMIT)]) == 0
+        text = page.read_text()
+        assert text.startswith("# Mine\n\nbefore\n\n<!-- tables -->\n")
+        assert text.endswith("<!-- /tables -->\n\nafter\n")
+        assert "old" not in text
+        assert text.count("| trimmed |") == 1
+    assert main(["report", str(experiment), "--limit", str(LIMIT), "--csv", str(tmp_path / "t.csv")]) == 0
+    assert len((tmp_path / "t.csv").read_text().splitlines()) == 6
+    assert main(["report", str(experiment), "--limit", "3"]) == 2
