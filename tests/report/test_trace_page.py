@@ -9,6 +9,8 @@ import pytest
 
 from stepsaver.cli import main
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.evaluation.embedded.tokenizer import write_tokenizer
+from stepsaver.evaluation.tokenizer import TextTokenizer
 from stepsaver.report.trace_page import json_in_html, trace_page
 from tests.conftest import GOLDEN
 from tests.report.traces import BLOCK, document_of, engine_of
@@ -182,6 +184,13 @@ def test_generate_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     document = json.loads(data[1])
     assert document["engines"] == ["trim:level=changed,budget=4,settle=1,age=4", "no reuse"]
     assert document["samples"][0]["runs"][0]["ids"] == ids
+
+
+def test_the_texts_of_tokens_make_up_the_text(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = TextTokenizer(tmp_path)
+    ids = tokenizer.encode("<|user|>has 12 apples and buys 3 more.<|end|>")
+    assert "".join(map(tokenizer.token_text, ids)) == "<|user|> has 12 apples and buys 3 more.<|end|>"
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     choice = choose_model(options)
     against = check_looking_on(options, choice)
     tokenizer = None if options.ids else _tokenizer(choice)
-    text = _text_of_token(tokenizer)
+    text: TokenText = tokenizer.token_text if tokenizer else "{} ".format
     prompts = list(_encoded_prompts(options, choice, tokenizer))
     engine = build_engine(options, choice)
     trace = Trace()
@@ -112,12 +112,6 @@ def _decode(
             return sorted(shown, key=lambda each: each.index)
     except NonFiniteLogits as error:
         raise UsageError(f"{options.model}: {error}") from None
-
-
-def _text_of_token(tokenizer: "TextTokenizer | None") -> TokenText:
-    if tokenizer is None:
-        return lambda token: f"{token} "
-    return lambda token: tokenizer.decode([token], keep_special=True)
 
 
 def _tokenizer(choice: ModelChoice) -> "TextTokenizer":

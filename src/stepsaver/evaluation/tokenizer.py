@@ -33,6 +33,11 @@ class TextTokenizer:
             list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False
         )
 
+    def token_text(self, token: int) -> str:
+        """What a token adds to a text. Some decoders drop the space before a text's first token, so it goes second."""
+        alone, twice = self.decode([token], keep_special=True), self.decode([token, token], keep_special=True)
+        return twice[len(alone) :] if twice.startswith(alone) else alone
+
     @property
     def chat_template(self) -> str | None:
         template = self._tokenizer.chat_template

@@ -63,12 +63,11 @@ class Panel {
     const axis = make("div", "block-line axis", this.block);
     make("span", "number", axis, "row");
     make("span", "token", axis, "token");
-    make("span", "confidence", axis);
+    make("span", "confidence", axis, "layer");
     const numbers = make("span", "cells", axis);
     const every = trace.layers > 40 ? 8 : 4;
     for (let layer = 0; layer < trace.layers; layer++) {
-      const label = layer === 0 ? "layer 0" : layer % every || layer < every ? "" : String(layer);
-      make("i", "cell", numbers, label).style.fontStyle = "normal";
+      make("span", "cell", numbers, layer % every ? "" : String(layer));
     }
     this.lines = Array.from({ length: trace.block_size }, (_, row) => this.buildLine(row));
     this.block.addEventListener("mouseover", (event) => this.read(event.target));
