@@ -5,9 +5,14 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from stepsaver.commands._experiment_options import add_cell_arguments, chosen_tasks
+from stepsaver.commands._experiment_options import add_cell_arguments, cell_folder, chosen_tasks
 from stepsaver.commands._progress import counting_progress
+
+if TYPE_CHECKING:
+    from stepsaver.bench.run import RunOptions
+    from stepsaver.bench.spec import Experiment
 
 HELP = "run what is missing of an experiment"
 
@@ -58,5 +63,31 @@ def run(options: argparse.Namespace) -> int:
         verdict = judge(summaries, experiment.spec.success)
         print(f"\n{experiment.name}, {task}, {summaries[0]['samples']} samples: {experiment.spec.question}\n")
         print(plain_table(result_rows(summaries, verdict)))
+        for line in _inert_lines(summaries):
+            print(line)
         print(f"\n{verdict.sentence}")
-    return 0
+    return _audit(experiment, request)
+
+
+def _inert_lines(summaries: list[dict[str, Any]]) -> list[str]:
+    """The configs whose rules cannot act on the task, by name and with the reason."""
+    return [
+        f"inert: {summary['config']}: {each['rule']}: {each['reason']}"
+        + (f"; taken over from {summary['equal_to']}" if summary["equal_to"] else "")
+        for summary in summaries
+        for each in summary["inert_rules"]
+    ]
+
+
+def _audit(experiment: "Experiment", request: "RunOptions") -> int:
+    """Says what is wrong with the results at the end of every run."""
+    from stepsaver.bench.audit import audit, read_task
+    from stepsaver.bench.experiments import results_folder
+
+    results = results_folder(experiment, request.model)
+    is_invalid = False
+    for task in request.tasks:
+        for finding in audit(read_task(experiment, results, cell_folder(task, request.limit))):
+            print(f"audit, {finding.level}: {finding.message} [{finding.check}]")
+            is_invalid |= finding.level == "invalid"
+    return 1 if is_invalid else 0
