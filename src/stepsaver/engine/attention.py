@@ -53,11 +53,12 @@ class Attending(NamedTuple):
 
 
 def plan_attending(segments: Sequence[Segment], *, width: int, dtype: torch.dtype, device: torch.device) -> Attending:
-    """Decides who is attended alone; `width` is that of all query heads."""
+    """Decides who is attended alone; `width` is that of all query heads. On a GPU every call is a small one."""
+    most = SMALL_CALL if device.type == "cpu" else float("inf")
     groups: dict[bool, list[Segment]] = {False: [], True: []}
     alone: list[Segment] = []
     for segment in segments:
-        small = segment.mask is None and 4 * width * segment.rows * segment.length < SMALL_CALL
+        small = segment.mask is None and 4 * width * segment.rows * segment.length < most
         (groups[segment.rows > FEW_ROWS] if small else alone).append(segment)
     together = []
     for group in groups.values():
