@@ -26,10 +26,10 @@ class KeyValueCache:
     def bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
-    def write(self, layer: int, index: Tensor, keys_NKE: Tensor, values_NKE: Tensor) -> None:
-        """Puts packed rows at their places; `index` is slot * capacity + position."""
-        self.keys[layer].index_copy_(0, index, keys_NKE)
-        self.values[layer].index_copy_(0, index, values_NKE)
+    def write(self, layer: int, index: Tensor | slice, keys_NKE: Tensor, values_NKE: Tensor) -> None:
+        """Puts packed rows at their places: a slice of them, or an index of slot * capacity + position."""
+        self.keys[layer][index] = keys_NKE
+        self.values[layer][index] = values_NKE
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Gives a slot the first `length` rows of another one."""

@@ -32,7 +32,7 @@ class PackedRows(NamedTuple):
 
     tokens: Tensor
     positions: Tensor
-    cache_index: Tensor
+    cache_index: Tensor | slice
     masks: tuple[Tensor | None, ...]  # per sample, for a prefill of several blocks
 
 
@@ -61,7 +61,7 @@ class PackedRun(NamedTuple):
     is_fused: bool  # queries, keys and values of all rows: one projection
     keys_values: Subset
     keys_values_rotation: Rotation
-    cache_index: Tensor
+    cache_index: Tensor | slice
     queries: Subset
     query_rotation: Rotation
     attending: Attending
@@ -78,7 +78,7 @@ def pack_rows(steps: Sequence[Step], capacity: int, device: torch.device) -> Pac
     return PackedRows(
         tokens=_tensor(tokens, device),
         positions=_tensor(positions, device),
-        cache_index=_tensor(slots * capacity + positions, device),
+        cache_index=_places(slots * capacity + positions, device),
         masks=tuple(_mask(step, device) for step in steps),
     )
 
@@ -113,7 +113,7 @@ def pack_run(
         is_fused=written.places is None and queries.places is None and kept_rows.places is None,
         keys_values=written,
         keys_values_rotation=_rotation_of(written, rotation),
-        cache_index=written.select(rows.cache_index),
+        cache_index=_selected_places(written, rows.cache_index, device),
         queries=queries,
         query_rotation=_rotation_of(queries, rotation),
         attending=plan_attending(
@@ -149,6 +149,22 @@ def _subset(parts: list[Rows], wholes: list[Rows], device: torch.device) -> Subs
             places.append(offset + np.searchsorted(row_index(whole), row_index(part)))
         offset += whole.bit_count()
     return Subset(_tensor(np.concatenate(places) if places else np.empty(0, dtype=np.int64), device), size)
+
+
+def _places(index: Index, device: torch.device) -> Tensor | slice:
+    """Places in a cache; as a slice where they lie side by side, which is cheaper to write to."""
+    first, last = int(index[0]), int(index[-1])
+    if last - first + 1 == len(index) and (len(index) == 1 or (np.diff(index) == 1).all()):
+        return slice(first, last + 1)
+    return _tensor(index, device)
+
+
+def _selected_places(subset: Subset, places: Tensor | slice, device: torch.device) -> Tensor | slice:
+    if subset.places is None:
+        return places
+    if isinstance(places, slice):
+        return places.start + subset.places
+    return places[subset.places]
 
 
 def _rotation_of(subset: Subset, rotation: Rotation) -> Rotation:

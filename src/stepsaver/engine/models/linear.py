@@ -34,12 +34,18 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs, bias=bias)
         self.packed: dict[Slice, tuple[Tensor, Tensor | None]] = {}
 
-    def pack(self, *slices: Slice) -> None:
-        """Packs the whole map and the given slices of it. The weights must not change any more."""
-        if can_pack(self.weight):
-            for rows in ((0, self.out_features), *slices):
-                weight, bias = self._rows(rows)
-                self.packed[rows] = (torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_HINT), bias)
+    def pack(self, *slices: Slice, scale: Tensor | None = None) -> bool:
+        """Packs the whole map and the given slices of it, if that pays, and says whether it did.
+
+        The weights must not change any more. `scale` multiplies the inputs, once and for all.
+        """
+        if not can_pack(self.weight):
+            return False
+        for rows in ((0, self.out_features), *slices):
+            weight, bias = self._rows(rows)
+            scaled = weight.detach() if scale is None else weight.detach() * scale.detach()
+            self.packed[rows] = (torch.ops.mkldnn._reorder_linear_weight(scaled, ROWS_HINT), bias)
+        return True
 
     def project(self, x: Tensor, rows: Slice | None = None) -> Tensor:
         """The map's outputs, or those of some rows of its weight."""
