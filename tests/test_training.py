@@ -47,6 +47,7 @@ TINY = Recipe(
     warm_up_steps=2,
     save_every=2,
     check_every=3,
+    finish_steps=2,
     threads=1,
 )
 
@@ -255,12 +256,22 @@ def test_only_the_length_of_a_run_may_change(tmp_path: Path) -> None:
 
 def test_the_rate_is_constant_until_the_decay_and_ends_low() -> None:
     rates = ((0, 2e-3), (100, 1e-3))
-    recipe = Recipe(autoregressive_steps=100, joint_steps=100, warm_up_steps=10, decay_share=0.5, rates=rates)
+    recipe = Recipe(
+        autoregressive_steps=100,
+        joint_steps=100,
+        warm_up_steps=10,
+        rates=rates,
+        decay_start=150,
+        decay_steps=60,
+        finish_steps=20,
+    )
     rates = [recipe.rate(step) for step in range(recipe.steps)]
     assert rates[:10] == pytest.approx([2e-3 * (step + 1) / 10 for step in range(10)])
     assert set(rates[10:100]) == {2e-3}
     assert set(rates[100:150]) == {1e-3}
     assert rates[150:] == sorted(rates[150:], reverse=True)
+    longer = replace(recipe, joint_steps=200)
+    assert [longer.rate(step) for step in range(180)] == rates[:180]
     assert rates[-1] < 1.1 * recipe.final_rate + 1e-6
 
 

@@ -22,7 +22,7 @@ LOG_FILE = "log.jsonl"
 Watcher = Callable[[dict[str, Any]], None]
 
 # What may differ between a saved run and the run that goes on with it, as long as the steps done stay the same.
-LENGTHS = {"autoregressive_steps", "joint_steps", "rates"}
+LENGTHS = {"autoregressive_steps", "joint_steps", "rates", "decay_start", "decay_steps", "finish_steps"}
 CONVENIENCES = {"save_every", "check_every", "threads"}
 
 

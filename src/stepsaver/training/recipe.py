@@ -27,7 +27,7 @@ class Recipe:
     initial_deviation: float = 0.06
 
     autoregressive_steps: int = 2000
-    joint_steps: int = 2000
+    joint_steps: int = 1550
     autoregressive_units: int = 40  # blocks of rows in a step of the first stage
     joint_units: int = 96
     rates: tuple[tuple[int, float], ...] = (
@@ -38,7 +38,9 @@ class Recipe:
     )  # from which step on, which rate
     final_rate: float = 2e-5
     warm_up_steps: int = 100
-    decay_share: float = 0.5  # of the joint stage, at its end
+    decay_start: int = 3000  # of a cosine that would reach the final rate after `decay_steps`
+    decay_steps: int = 1000
+    finish_steps: int = 250  # the last ones, over which the rate also falls linearly
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.97)
     clip_norm: float = 1.0
@@ -78,15 +80,15 @@ class Recipe:
         return self.early_largest_addend if step < self.early_steps else LARGEST_ADDEND
 
     def rate(self, step: int) -> float:
-        """Warm-up, then constant rates from given steps on, and a cosine over the end of the joint stage.
+        """Warm-up, constant rates from given steps on, a cosine, and a linear fall over the last steps.
 
-        The constant part does not depend on the number of steps to come, so a run can be made longer or shorter from
-        any checkpoint before the decay and equals a run that was planned that way.
+        Only the fall depends on the number of steps to come, so a run can be made longer or shorter from any
+        checkpoint before it and equals a run that was planned that way.
         """
         rate = [rate for start, rate in self.rates if start <= step][-1] * min(1.0, (step + 1) / self.warm_up_steps)
-        decay_steps = max(1, round(self.decay_share * self.joint_steps))
-        progress = max(0.0, 1 - (self.steps - step) / decay_steps)
-        return self.final_rate + (rate - self.final_rate) * (1 + math.cos(math.pi * progress)) / 2
+        progress = min(1.0, max(0.0, (step - self.decay_start) / self.decay_steps))
+        decayed = self.final_rate + (rate - self.final_rate) * (1 + math.cos(math.pi * progress)) / 2
+        return decayed * min(1.0, (self.steps - step) / self.finish_steps)
 
     def model_config(self, *, vocab: int, mask_id: int, stop_id: int) -> ModelConfig:
         return ModelConfig(
