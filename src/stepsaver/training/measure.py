@@ -20,7 +20,7 @@ from stepsaver.evaluation.embedded import DATA_FOLDER, instructions, questions, 
 from stepsaver.evaluation.embedded.tokenizer import prompt_text
 
 TOKEN_LIMITS = {word_problems.TASK: 96, instructions.TASK: 32}
-BATCH = 32
+BATCH = 128  # tokens do not depend on it
 CHOICES = 4
 EVERYTHING = "all subjects"
 
