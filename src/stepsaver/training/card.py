@@ -132,9 +132,11 @@ to {recipe.early_largest_addend}, all later ones and the test have them up to {L
 stands in up to {recipe.variants} noisy variants masked as in decoding (earlier sub-blocks shown, part of one masked,
 later ones masked), and {100 * recipe.complementary_share:.0f} % of them also in a pair of complementary random masks
 (Fast-dLLM v2). Loss on the answer, on the block's padding behind the stop token with weight {recipe.padding_weight}.
-AdamW, rate {rates}, from step {recipe.decay_start} on times a cosine of {recipe.decay_steps} steps to
-{recipe.final_rate}, over the last {recipe.finish_steps} steps also linearly to 0. {run.seconds / 60:.0f} minutes of
-wall-clock time on {recipe.threads} CPU cores that other work shared and sometimes stopped.
+AdamW with a rate of
+{rates};
+from step {recipe.decay_start} on a cosine of {recipe.decay_steps} steps to {recipe.final_rate}, over the last
+{recipe.finish_steps} steps also a straight line to 0. {run.seconds / 60:.0f} minutes of wall-clock time on
+{recipe.threads} CPU cores that other work shared and sometimes stopped.
 
 On the held-out batch at the end: causal loss {held_out["autoregressive"]:.4f} \
 ({100 * held_out["autoregressive_right"]:.1f} % of the tokens right), diffusion loss {held_out["diffusion"]:.4f} \
