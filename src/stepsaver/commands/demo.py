@@ -8,7 +8,7 @@ HELP = "the main job on the embedded default: the 3x3 grid of layer reuse on wor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--limit", type=int, default=256, metavar="N", help="how many problems (default: 256)")
+    parser.add_argument("--limit", type=int, default=96, metavar="N", help="how many problems (default: 96)")
 
 
 def run(options: argparse.Namespace) -> int:
