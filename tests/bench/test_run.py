@@ -83,16 +83,22 @@ def test_a_run_stores_every_sample_once_and_a_summary(finished: Path, capsys: py
 
 
 def test_what_is_complete_is_not_run_again(experiment: Path) -> None:
-    before = {path: path.read_bytes() for path in experiment.rglob("samples.jsonl")}
+    before = {path: path.read_bytes() for path in experiment.rglob("*.jsonl")}
+    summaries = {path: json.loads(path.read_text()) for path in experiment.rglob("summary.json")}
     assert main(["run", str(experiment), "--limit", str(LIMIT)]) in TIMING_MAY_BE_ODD
-    assert {path: path.read_bytes() for path in experiment.rglob("samples.jsonl")} == before
+    assert {path: path.read_bytes() for path in experiment.rglob("*.jsonl")} == before
+    for path, summary in summaries.items():
+        again = json.loads(path.read_text())
+        assert {name: again[name] for name in again if name != "timestamp"} == {
+            name: summary[name] for name in summary if name != "timestamp"
+        }
 
 
 def test_force_runs_the_named_configs_again_and_times_the_baseline_beside_them(experiment: Path) -> None:
     answers = stored_answers(experiment, "trimmed")
     assert main(["run", str(experiment), "--limit", str(LIMIT), "--force", "trimmed"]) in TIMING_MAY_BE_ODD
     assert stored_answers(experiment, "trimmed") == answers
-    assert len((cell(experiment, "baseline") / "timings.jsonl").read_text().splitlines()) == 5
+    assert len((cell(experiment, "baseline") / "trace.jsonl").read_text().splitlines()) == 10
     assert list((cell(experiment, "trimmed").parent / "previous").glob("trimmed-*"))
     assert json.loads((cell(experiment, "trimmed") / "summary.json").read_text())["speed_up_chunks"] == 5
 
@@ -135,8 +141,8 @@ def test_discarded_results_leave_a_reason(experiment: Path) -> None:
     assert main(["discard", str(experiment), "--limit", str(LIMIT), "trimmed", "--why", "again"]) == 2
 
 
-def edit_samples(folder: Path, change) -> None:
-    path = folder / "samples.jsonl"
+def edit_samples(folder: Path, change, name: str = "samples.jsonl") -> None:
+    path = folder / name
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in change(lines)))
 
@@ -156,7 +162,8 @@ def plant_output_difference(folder: Path) -> None:
 
 
 def plant_identical(folder: Path) -> None:
-    shutil.copy(cell(folder, "baseline") / "samples.jsonl", cell(folder, "trimmed") / "samples.jsonl")
+    for name in ("samples.jsonl", "trace.jsonl"):
+        shutil.copy(cell(folder, "baseline") / name, cell(folder, "trimmed") / name)
 
 
 def plant_repeated_sample(folder: Path) -> None:
@@ -195,21 +202,18 @@ def plant_padding(folder: Path) -> None:
 def plant_no_reuse(folder: Path) -> None:
     def inflate(lines: list) -> list:
         for line in lines:
-            for figures in line.get("timing", {}).get("by_kind", {}).values():
+            for figures in line["by_kind"].values():
                 figures["row_layers"] *= 100
         return lines
 
-    edit_samples(cell(folder, "trimmed"), inflate)
+    edit_samples(cell(folder, "trimmed"), inflate, "trace.jsonl")
 
 
 def plant_slow_twin(folder: Path) -> None:
     def slow(lines: list) -> list:
-        for line in lines:
-            if "timing" in line:
-                line["timing"]["seconds"] *= 3
-        return lines
+        return [{**line, "seconds": 3 * line["seconds"]} for line in lines]
 
-    edit_samples(cell(folder, "same"), slow)
+    edit_samples(cell(folder, "same"), slow, "trace.jsonl")
 
 
 def plant_unequal_groups(folder: Path) -> None:

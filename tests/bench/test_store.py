@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepsaver.bench import store
-from stepsaver.bench.store import SAMPLES, exclusive, open_cell, read_cell
+from stepsaver.bench.store import SAMPLES, TRACE, exclusive, open_cell, read_cell
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestKey, RequestRecord
 
@@ -45,25 +45,25 @@ def test_chunks_read_back(tmp_path: Path) -> None:
     assert [each["chunk"] for each in cell.timings] == [0, 1, 2]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_cut_anywhere_keeps_its_whole_chunks(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = filled(tmp_path_factory.mktemp("cut") / "cell")
-    path = folder / SAMPLES
-    content = path.read_bytes()
+    path = folder / data.draw(st.sampled_from([SAMPLES, TRACE]))
+    samples, content = (folder / SAMPLES).read_bytes(), path.read_bytes()
     length = data.draw(st.integers(0, len(content)))
     path.write_bytes(content[:length])
-    whole = content[:length].count(b"chunk_end") if content[:length].endswith(b"\n") else None
+    marker = b"chunk_end" if path.name == SAMPLES else b"chunk"
     cell = open_cell(folder, {"a": 1}, "run")
     done = sorted(cell.records)
-    assert done == list(range(len(done)))
-    if whole is not None:
-        assert len(done) == whole
+    assert done == list(range(content[: content[:length].rfind(b"\n") + 1].count(marker)))
+    assert len(cell.own_timings) == len(done)
     for chunk in range(len(done), 3):
         cell.append_chunk(chunk, [record(2 * chunk), record(2 * chunk + 1)], timing(chunk))
-    assert path.read_bytes() == content
+    assert (folder / SAMPLES).read_bytes() == samples
+    assert read_cell(folder, "run").records == cell.records
 
 
 def test_a_damaged_line_ends_what_is_trusted_and_is_kept_for_looking_at(tmp_path: Path) -> None:
@@ -71,8 +71,26 @@ def test_a_damaged_line_ends_what_is_trusted_and_is_kept_for_looking_at(tmp_path
     lines = (folder / SAMPLES).read_bytes().splitlines(keepends=True)
     lines[4] = b"\x00\xff" + lines[4][2:]
     (folder / SAMPLES).write_bytes(b"".join(lines))
-    assert sorted(open_cell(folder, {"a": 1}, "run").records) == [0]
-    assert list(folder.glob("samples.jsonl.damaged-*"))
+    cell = open_cell(folder, {"a": 1}, "run")
+    assert sorted(cell.records) == [0]
+    assert [path.read_bytes() for path in cell.damaged] == [b"".join(lines)]
+    assert not open_cell(folder, {"a": 1}, "run").damaged
+
+
+def test_samples_without_their_trace_are_not_trusted(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "cell")
+    lines = (folder / TRACE).read_bytes().splitlines(keepends=True)
+    (folder / TRACE).write_bytes(lines[0] + b"{}\n" + lines[2])
+    assert sorted(read_cell(folder, "run").records) == [0]
+    cell = open_cell(folder, {"a": 1}, "run")
+    assert [path.name.split(".damaged")[0] for path in cell.damaged] == [TRACE, SAMPLES]
+
+
+def test_a_chunk_stored_twice_is_not_hidden(tmp_path: Path) -> None:
+    cell = open_cell(tmp_path / "cell", {"a": 1}, "run")
+    for _ in range(2):
+        cell.append_chunk(0, [record(0)], timing(0))
+    assert len(read_cell(tmp_path / "cell", "run").all_records) == 2
 
 
 def test_another_run_and_force_set_results_aside(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def read_task(experiment: Experiment, results: Path, cell_folder: str) -> Audite
         summary = read_json(folder / SUMMARY)
         if summary is not None and summary.get("run_id") != stored["run_id"]:
             summary = None  # of another run: never read
-        cells.append(AuditedCell(config, stored["identity"], tuple(cell.all_records), tuple(cell.timings), summary))
+        cells.append(AuditedCell(config, stored["identity"], tuple(cell.all_records), tuple(cell.own_timings), summary))
     return AuditedTask(experiment, cell_folder, tuple(cells), git_state()["dirty"])
 
 

@@ -54,10 +54,10 @@ def find_equal(request: CellRequest, cells: dict[str, OpenCell], chunks: Sequenc
 def follow(opened: OpenCell, leader: OpenCell, chunks: Sequence[Chunk]) -> dict[str, Any]:
     """Takes over the leader's answers and checks some of them under the config's own rules."""
     checked = spot_check(opened, leader, chunks)
+    timings = {each["chunk"]: each for each in leader.cell.own_timings}
     for chunk in chunks:
         if chunk.number not in opened.cell.records:
-            timing = next(each for each in leader.cell.timings if each["chunk"] == chunk.number)
-            opened.cell.append_chunk(chunk.number, leader.cell.records[chunk.number], timing)
+            opened.cell.append_chunk(chunk.number, leader.cell.records[chunk.number], timings[chunk.number])
     return checked
 
 

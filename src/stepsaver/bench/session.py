@@ -1,5 +1,6 @@
 """One process, one model: what all configs of a run share, and the chunks of samples they are measured on."""
 
+import resource
 import time
 import uuid
 from collections.abc import Sequence
@@ -7,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.instance import Instance
 
 from stepsaver.bench.spec import ConfigSpec, Experiment
+from stepsaver.bench.step_counts import count_steps
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.decoding import Decoding, resolve_decoding
@@ -139,4 +142,19 @@ class ConfigRunner:
             "row_layers": cost.mlp_row_layers,
             "row_layers_reused": cost.mlp_row_layers_reused,
             "by_kind": cost_by_kind(config, trace),
+            "steps": count_steps(trace),
+            "peak_memory_bytes": peak_memory(self.engine.model.device),
+            "loading_seconds": self.session.loading_seconds,
+            "gpu": gpu_name(self.engine.model.device),
         }
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory that this process has used so far: of the device, or of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def gpu_name(device: torch.device) -> str | None:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None

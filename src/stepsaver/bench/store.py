@@ -1,7 +1,8 @@
 """Results on disk: one folder per config and task, samples appended chunk by chunk, a summary written at the end.
 
-A chunk is one write and one sync, closed by a line of its own; whatever stands behind the last such line is a torn tail
-and is cut off before the next write. Nothing is ever read from a run with another id.
+A chunk is its line in `trace.jsonl`, then its samples in one write and one sync, closed by a line of their own. What
+stands behind the last such line is a torn tail and is cut off before the next write. Nothing is ever read from a run
+with another id.
 """
 
 import fcntl
@@ -12,12 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord, record_from_json, record_to_json
 
-SAMPLES, TIMINGS, SUMMARY, IDENTITY = "samples.jsonl", "timings.jsonl", "summary.json", "run.json"
+SAMPLES, TRACE, SUMMARY, IDENTITY = "samples.jsonl", "trace.jsonl", "summary.json", "run.json"
+
+Timing = dict[str, Any]  # a line of `trace.jsonl`: what running one chunk once took
 
 
 @dataclass
@@ -27,19 +30,22 @@ class Cell:
     folder: Path
     run_id: str
     records: dict[int, list[RequestRecord]] = field(default_factory=dict)  # by chunk
-    timings: list[dict[str, Any]] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)  # a chunk may have been timed more than once
+    sessions: dict[int, str] = field(default_factory=dict)  # by chunk, the session that its samples come from
+    damaged: list[Path] = field(default_factory=list)  # files that were set aside when the cell was opened
 
     def append_chunk(self, chunk: int, records: Sequence[RequestRecord], timing: Mapping[str, Any]) -> None:
-        """Stores a finished chunk and its timing: all of it or nothing."""
+        """Stores a finished chunk: all of its samples or none. The timing goes first, so that none is without it."""
+        self.append_timing(timing)
         lines = [json.dumps({"chunk": chunk, **record_to_json(record)}) for record in records]
-        closing = {"chunk_end": chunk, "records": len(records), "timing": dict(timing)}
+        closing = {"chunk_end": chunk, "records": len(records), "session": timing["session"]}
         _append(self.folder / SAMPLES, "\n".join([*lines, json.dumps(closing)]) + "\n")
         self.records[chunk] = list(records)
-        self.timings.append(dict(timing))
+        self.sessions[chunk] = timing["session"]
 
     def append_timing(self, timing: Mapping[str, Any]) -> None:
-        """Stores the timing of a chunk whose samples are there: a baseline timed again beside another config."""
-        _append(self.folder / TIMINGS, json.dumps(dict(timing)) + "\n")
+        """Stores what a chunk took; alone if its samples are there, as of a baseline timed beside another config."""
+        _append(self.folder / TRACE, json.dumps(dict(timing)) + "\n")
         self.timings.append(dict(timing))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -48,6 +54,12 @@ class Cell:
     @property
     def all_records(self) -> list[RequestRecord]:
         return [record for chunk in sorted(self.records) for record in self.records[chunk]]
+
+    @property
+    def own_timings(self) -> list[Timing]:
+        """One timing per stored chunk: the one of the session that its samples come from."""
+        by_run = {(each["chunk"], each["session"]): each for each in self.timings}
+        return [by_run[chunk, self.sessions[chunk]] for chunk in sorted(self.sessions)]
 
 
 def open_cell(folder: Path, identity: Mapping[str, Any], run_id: str, *, force: bool = False) -> Cell:
@@ -64,54 +76,81 @@ def open_cell(folder: Path, identity: Mapping[str, Any], run_id: str, *, force: 
     return read_cell(folder, run_id, repair=True)
 
 
+class _StoredChunk(NamedTuple):
+    number: int
+    session: str
+    records: list[RequestRecord]
+    content: bytes
+
+
 def read_cell(folder: Path, run_id: str, *, repair: bool = False) -> Cell:
-    """What is stored of a run. With `repair`, a torn tail is cut off and a damaged file is set aside."""
+    """What is stored of a run. With `repair`, torn tails are cut off and damaged files are set aside."""
     cell = Cell(folder, run_id)
-    path = folder / SAMPLES
-    if path.exists():
-        whole = _read_samples(path, cell)
-        if repair and whole < path.stat().st_size:
-            _keep_beginning(path, whole)
-    if (folder / TIMINGS).exists():
-        for line in (folder / TIMINGS).read_text(encoding="utf-8").splitlines():
-            try:
-                cell.timings.append(json.loads(line))
-            except ValueError:
-                break
+    trace_lines = _whole_timings(_content(folder / TRACE))
+    cell.timings = [json.loads(line) for line in trace_lines]
+    timed = {(each["chunk"], each["session"]) for each in cell.timings}
+    chunks = [each for each in _whole_chunks(_content(folder / SAMPLES)) if (each.number, each.session) in timed]
+    for chunk in chunks:  # a chunk that stands there twice keeps both: the audit names it
+        cell.records.setdefault(chunk.number, []).extend(chunk.records)
+        cell.sessions.setdefault(chunk.number, chunk.session)
+    if repair:
+        _keep(folder / TRACE, b"".join(trace_lines), cell, unfinished_without=b"\n")
+        _keep(folder / SAMPLES, b"".join(each.content for each in chunks), cell, unfinished_without=b'"chunk_end"')
     return cell
 
 
-def _read_samples(path: Path, cell: Cell) -> int:
-    """Fills the cell; returns how many bytes are whole chunks."""
-    whole = position = 0
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def _whole_timings(content: bytes) -> list[bytes]:
+    """The lines before the first one that is torn or damaged."""
+    lines = []
+    for raw in content.splitlines(keepends=True):
+        try:
+            line = json.loads(raw)
+            complete = raw.endswith(b"\n") and {"chunk", "session"} <= line.keys()
+        except (ValueError, AttributeError):
+            break
+        if not complete:
+            break
+        lines.append(raw)
+    return lines
+
+
+def _whole_chunks(content: bytes) -> list[_StoredChunk]:
+    """The chunks before the first line that is torn or damaged."""
+    chunks: list[_StoredChunk] = []
     pending: list[RequestRecord] = []
-    with path.open("rb") as stream:
-        for raw in stream:
-            position += len(raw)
-            try:
-                line = json.loads(raw)
-                if "chunk_end" in line:
-                    if line["records"] != len(pending) or not raw.endswith(b"\n"):
-                        break
-                    cell.records[line["chunk_end"]] = pending
-                    cell.timings.append(line["timing"])
-                    pending, whole = [], position
-                else:
-                    line.pop("chunk")
-                    pending.append(record_from_json(line))
-            except (ValueError, KeyError, TypeError):
-                break
-    return whole
+    begin = end = 0
+    for raw in content.splitlines(keepends=True):
+        end += len(raw)
+        try:
+            line = json.loads(raw)
+            if "chunk_end" in line:
+                if line["records"] != len(pending) or not raw.endswith(b"\n"):
+                    break
+                chunks.append(_StoredChunk(line["chunk_end"], line["session"], pending, content[begin:end]))
+                pending, begin = [], end
+            else:
+                line.pop("chunk")
+                pending.append(record_from_json(line))
+        except (ValueError, KeyError, TypeError, UsageError):
+            break
+    return chunks
 
 
-def _keep_beginning(path: Path, whole: int) -> None:
-    """Cuts a torn tail; what was cut is kept beside, so that damage in the middle of a file can be looked at."""
-    with path.open("rb+") as stream:
-        stream.seek(whole)
-        rest = stream.read()
-        (path.parent / f"{path.name}.damaged-{int(time.time())}").write_bytes(rest)
-        stream.truncate(whole)
-        os.fsync(stream.fileno())
+def _keep(path: Path, whole: bytes, cell: Cell, *, unfinished_without: bytes) -> None:
+    """Leaves only what is whole in a file. Anything but the tail of an unfinished write is damage: a copy stays."""
+    content = _content(path)
+    if content == whole:
+        return
+    is_torn_tail = content.startswith(whole) and unfinished_without not in content[len(whole) :]
+    if not is_torn_tail:
+        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+        aside.write_bytes(content)
+        cell.damaged.append(aside)
+    write_beside(path, whole)
 
 
 def _set_aside(folder: Path, run_id: str) -> None:
@@ -137,10 +176,17 @@ def _append(path: Path, text: str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}; what was stored before is whole") from None
 
 
-def write_beside(path: Path, text: str) -> None:
+def write_beside(path: Path, content: str | bytes) -> None:
+    """Replaces a file at once: whoever reads it finds the old content or the new."""
     beside = path.with_name(path.name + ".writing")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    try:
+        with beside.open("wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; what was stored before is whole") from None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

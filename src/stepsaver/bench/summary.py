@@ -1,7 +1,6 @@
 """From stored chunks to `summary.json`: accuracy, throughput, paired comparison with the baseline, provenance."""
 
 import platform
-import resource
 import time
 from collections import defaultdict
 from typing import Any
@@ -11,13 +10,11 @@ import torch
 from stepsaver.bench.identity import git_state, library_versions
 from stepsaver.bench.spec import Criterion
 from stepsaver.bench.statistics import bootstrap_p, median_interval, paired_drop, share_interval
+from stepsaver.bench.step_counts import counted_ceiling
+from stepsaver.bench.store import Timing
 from stepsaver.bench.worker import CellRequest, OpenCell
-from stepsaver.engine.cost import STEPS, ceiling
-from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
-
-Timing = dict[str, Any]
 
 
 def score_cell(request: CellRequest, opened: OpenCell) -> TaskResult:
@@ -55,7 +52,7 @@ def confirmation_p(ratios: dict[str, list[float]], drops: list[float], wanted: C
 def build_summary(
     request: CellRequest, opened: OpenCell, baseline: OpenCell, result: TaskResult, baseline_result: TaskResult
 ) -> dict[str, Any]:
-    timings = _latest(opened.cell.timings)
+    timings, base_timings = opened.cell.own_timings, baseline.cell.own_timings
     total = _totals(timings)
     values = {(each.task, each.document): each.value for each in result.documents}
     base_values = {(each.task, each.document): each.value for each in baseline_result.documents}
@@ -87,23 +84,23 @@ def build_summary(
         "confirmation_p": confirmation_p(
             ups, [base_values[key] - values[key] for key in keys], request.experiment.spec.success.confirm_if
         ),
-        "predicted_speed_up": _predicted(timings, _latest(baseline.cell.timings)),
-        "ceiling": _ceiling(request, opened, baseline),
+        "predicted_speed_up": _predicted(timings, base_timings),
+        "ceiling": counted_ceiling(opened.runner.engine, (each["steps"] for each in base_timings)),
         "throughput": {
             "tokens": total["tokens"],
             "requests": total["requests"],
             "decode_seconds": total["seconds"],
             "tokens_per_s": total["tokens"] / total["seconds"] if total["seconds"] else None,
             "requests_per_s": total["requests"] / total["seconds"] if total["seconds"] else None,
-            "loading_seconds": session.loading_seconds,
+            "loading_seconds": max((each["loading_seconds"] for each in timings), default=0.0),
             "warm_up_seconds": max((each["warm_up_seconds"] for each in timings), default=0.0),
         },
         "cost": {
             name: total[name] for name in ("forwards", "denoising_steps", "flops", "row_layers", "row_layers_reused")
         }
         | {"by_kind": _kinds(timings)},
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "gpu_info": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "peak_memory_bytes": max((each["peak_memory_bytes"] for each in timings), default=0),
+        "gpu_info": ", ".join(sorted({each["gpu"] for each in timings if each["gpu"]})) or None,
         "git": git_state(),
         "environment": {
             "python": platform.python_version(),
@@ -116,14 +113,6 @@ def build_summary(
         "run_id": opened.cell.run_id,
         "identity": opened.identity,
     }
-
-
-def _latest(timings: list[Timing]) -> list[Timing]:
-    """One timing per chunk: the one stored with its samples."""
-    by_chunk: dict[int, Timing] = {}
-    for each in timings:
-        by_chunk.setdefault(each["chunk"], each)
-    return [by_chunk[chunk] for chunk in sorted(by_chunk)]
 
 
 def _totals(timings: list[Timing]) -> dict[str, float]:
@@ -146,12 +135,3 @@ def _predicted(timings: list[Timing], baseline: list[Timing]) -> float | None:
     if not (ours["tokens"] and base["tokens"] and ours["flops"]):
         return None
     return (base["flops"] / base["tokens"]) / (ours["flops"] / ours["tokens"])
-
-
-def _ceiling(request: CellRequest, opened: OpenCell, baseline: OpenCell) -> float | None:
-    """From the steps that the baseline's runner still has in memory: those of its last chunk."""
-    trace: Trace = baseline.runner.lm.meters[request.task.path].trace
-    if not any(entry.kind in STEPS for entry in trace.entries):
-        return None
-    engine = opened.runner.engine
-    return ceiling(engine.model.config, trace, engine.rules, engine.decoding)

@@ -1,0 +1,61 @@
+"""The steps of a chunk in a few lines: equal steps counted, so that a ceiling can be computed long after the run."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from stepsaver.engine.cost import STEPS, ceiling
+from stepsaver.engine.engine import Engine
+from stepsaver.engine.trace import ForwardRecord, LayersRun, SampleStep, Trace
+
+# Which sample it was and what it revealed cost nothing; context is summed, as operations grow with it in a line.
+LEFT_OUT = ("sample", "context", "revealed")
+FIELDS = tuple(name for name in SampleStep._fields if name not in LEFT_OUT)
+
+Group = tuple[Any, ...]
+StepCounts = list[list[Any]]  # per group of equal steps: how many, their context in all, then FIELDS
+
+
+def count_steps(trace: Trace) -> StepCounts:
+    steps: Counter[Group] = Counter()
+    contexts: Counter[Group] = Counter()
+    for entry in trace.entries:
+        group = tuple(getattr(entry, name) for name in FIELDS)
+        steps[group] += 1
+        contexts[group] += entry.context
+    return [[number, contexts[group], *group] for group, number in steps.items()]
+
+
+def counted_ceiling(engine: Engine, chunks: Iterable[StepCounts]) -> float | None:
+    """The ceiling of the engine's rules over the counted steps of its baseline; none where no step was taken."""
+    totals: dict[Group, list[int]] = defaultdict(lambda: [0, 0])
+    for counts in chunks:
+        for number, context, *fields in counts:
+            total = totals[tuple(fields)]
+            total[0] += number
+            total[1] += context
+    entries = [entry for group, (number, context) in totals.items() for entry in _entries(group, number, context)]
+    if not any(entry.kind in STEPS for entry in entries):
+        return None
+    trace = Trace(records=[ForwardRecord(0.0, 0.0, LayersRun(), tuple(entries), 0)])
+    return ceiling(engine.model.config, trace, engine.rules, engine.decoding)
+
+
+def _entries(group: Group, number: int, context: int) -> list[SampleStep]:
+    """One step with the work of all of them: what a rule may reuse of it is a share, the same for each.
+
+    A recomputed context costs its square, so those steps stay single.
+    """
+    fields = dict(zip(FIELDS, group, strict=True))
+    step = SampleStep(sample=0, context=context / number, revealed=0, **fields)  # type: ignore[arg-type]
+    if step.recomputed_context:
+        return [step] * number
+    return [
+        step._replace(
+            attention_run=step.attention_run * number,
+            keys_values_run=step.keys_values_run * number,
+            mlp_run=step.mlp_run * number,
+            head_rows=step.head_rows * number,
+            rows=step.rows * number,
+        )
+    ]
