@@ -1,37 +1,159 @@
-"""`stepsaver report`: writes the tables of an experiment into its results.md."""
+"""`stepsaver report`: the page, the tables and the figures of an experiment, or the page over all of them."""
 
 import argparse
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stepsaver.commands._experiment_options import add_cell_arguments, cell_folder, chosen_tasks
+from stepsaver.commands._experiment_options import chosen_tasks
 from stepsaver.engine.errors import UsageError
 
-HELP = "write the result tables of an experiment into its results.md"
+if TYPE_CHECKING:
+    from stepsaver.bench.spec import Experiment
+    from stepsaver.report.cells import ReportTask
+    from stepsaver.report.comparison import Other
+    from stepsaver.report.experiment_page import TraceLink
+
+HELP = "the page, tables and figures of an experiment; without a name, the page over all experiments"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cell_arguments(parser)
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the tables as CSV instead")
+    parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="default: one page over all experiments")
+    parser.add_argument("--task", action="append", metavar="T", help="only this task; may be repeated")
+    parser.add_argument("--limit", type=int, metavar="N", help="results of runs with this limit")
+    parser.add_argument("--model", metavar="M", help="another model than the experiment's own")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="a task's documents as local files")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="the page (default: report.html in the experiment)")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table as CSV, too")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="write the figures as PDF and PNG, too")
+    parser.add_argument(
+        "--compare",
+        metavar="OTHER",
+        help="put another experiment, another model's results, a run id under previous/, or `previous` beside it",
+    )
+    parser.add_argument(
+        "--trace-samples",
+        type=int,
+        metavar="N",
+        help="decode the first N samples again with the baseline and another config; the sample browser links to a page"
+        " that plays them step by step",
+    )
+    parser.add_argument("--trace-config", metavar="C", help="the other config (default: the fastest)")
+    parser.add_argument(
+        "--save-artifacts",
+        action="store_true",
+        help="copy the summaries of a complete run to artifacts/, committed, and used where results/ is missing",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiments import find_experiment, read_summaries, results_folder
-    from stepsaver.report.results_page import as_csv, update_results
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    return _report_all(options) if options.experiment is None else _report_one(options)
 
+
+def _report_one(options: argparse.Namespace) -> int:
+    from stepsaver.bench.experiments import find_experiment, results_folder
+    from stepsaver.report.artifacts import save_artifacts
+    from stepsaver.report.comparison import find_other
+    from stepsaver.report.paper_figures import write_paper_figures
+    from stepsaver.report.results_page import as_csv
+
+    if options.trace_samples is not None and options.trace_samples < 1:
+        raise UsageError(f"--trace-samples {options.trace_samples} is not positive")
     experiment = find_experiment(options.experiment)
     results = results_folder(experiment, options.model or experiment.spec.model)
-    by_task = {
-        cell_folder(task, options.limit): list(
-            read_summaries(experiment, results, cell_folder(task, options.limit)).values()
-        )
-        for task in chosen_tasks(options, experiment)
-    }
-    by_task = {task: summaries for task, summaries in by_task.items() if summaries}
-    if not by_task:
-        raise UsageError(f"{experiment.name} has no results yet; run it first")
+    other = find_other(experiment, results, options.compare) if options.compare else None
+    tasks = read_tasks(options, experiment, results)
+    if options.save_artifacts:
+        for task in tasks:
+            print(save_artifacts(task))
     if options.csv:
-        options.csv.write_text(as_csv(experiment, by_task), encoding="utf-8")
-        print(options.csv)
-    else:
-        print(update_results(experiment, by_task))
+        _write(options.csv, as_csv(experiment, tasks))
+    if options.figures:
+        for path in write_paper_figures(tasks, options.figures):
+            print(path)
+    page = options.html or experiment.folder / "report.html"
+    traces = _trace(options, experiment, tasks, page) if options.trace_samples else {}
+    write_report(
+        experiment, tasks, page=page, results_page=experiment.folder / "results.md", other=other, traces=traces
+    )
+    return 0
+
+
+def read_tasks(options: argparse.Namespace, experiment: "Experiment", results: Path) -> "list[ReportTask]":
+    """The tasks that have results, or else artifacts."""
+    from stepsaver.report.reading import read_stored_task
+
+    model = options.model or experiment.spec.model
+    tasks = [
+        read_stored_task(experiment, results, task, limit=options.limit, model=model, data_dir=options.data_dir)
+        for task in chosen_tasks(options, experiment)
+    ]
+    found = [task for task in tasks if task is not None]
+    if not found:
+        limit = f" with limit {options.limit}" if options.limit else ""
+        raise UsageError(f"{experiment.name} has no results{limit} yet; run it first")
+    return found
+
+
+def write_report(
+    experiment: "Experiment",
+    tasks: "list[ReportTask]",
+    *,
+    page: Path,
+    results_page: Path,
+    other: "Other | None" = None,
+    traces: "dict[str, TraceLink] | None" = None,
+) -> None:
+    """Writes the page and the tables, and says where they are."""
+    from stepsaver.report.experiment_page import experiment_page
+    from stepsaver.report.results_page import update_results
+
+    others = {task.folder: other.read(task.folder, task.documents) for task in tasks} if other else {}
+    if other and not any(others.values()):
+        raise UsageError(f"{other.name} has no results of {', '.join(others)} to compare with")
+    content = experiment_page(experiment, tasks, others=others, other_name=other.name if other else "", traces=traces)
+    print(update_results(experiment, tasks, results_page))
+    _write(page, content)
+
+
+def _write(path: Path, content: str) -> None:
+    from stepsaver.bench.store import write_beside
+
+    if not path.parent.is_dir():
+        raise UsageError(f"no folder {path.parent} to write {path.name} to")
+    write_beside(path, content)
+    print(path)
+
+
+def _trace(
+    options: argparse.Namespace, experiment: "Experiment", tasks: "list[ReportTask]", page: Path
+) -> "dict[str, TraceLink]":
+    """A page per generative task, beside the report."""
+    from stepsaver.bench.session import open_session
+    from stepsaver.report.experiment_page import TraceLink
+    from stepsaver.report.traced_samples import config_to_trace, write_traces
+
+    session = open_session(experiment, model_name=options.model or experiment.spec.model)
+    links = {}
+    for task in tasks:
+        config = config_to_trace(task, options.trace_config)
+        path = page.parent / "traces" / f"{task.folder}.html"
+        traced = write_traces(session, task, config, count=options.trace_samples, path=path)
+        if traced is not None:
+            print(traced.path)
+            links[task.folder] = TraceLink(f"traces/{path.name}", traced.label, traced.documents)
+    return links
+
+
+def _report_all(options: argparse.Namespace) -> int:
+    from stepsaver.bench.experiments import experiments_folder
+    from stepsaver.report.overview import overview_page, read_overview
+
+    single = ("compare", "figures", "csv", "trace_samples", "trace_config", "save_artifacts")
+    given = [f"--{name.replace('_', '-')}" for name in single if getattr(options, name)]
+    if given:
+        raise UsageError(f"{given[0]} needs the name of an experiment")
+    overview = read_overview(limit=options.limit, tasks=options.task, model=options.model)
+    _write(options.html or experiments_folder() / "report.html", overview_page(overview))
     return 0

@@ -1,41 +1,46 @@
-"""`results.md` of an experiment: tables between markers are generated, everything else is kept."""
+"""`results.md` of an experiment: what stands between markers is generated, everything else is kept."""
 
 import csv
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from stepsaver.bench.spec import Experiment
 from stepsaver.bench.store import write_beside
-from stepsaver.bench.verdict import judge
-from stepsaver.report.tables import COLUMNS, markdown_table, result_rows
+from stepsaver.report.cells import ReportTask
+from stepsaver.report.experiment_log import log_entry, log_entry_markdown
+from stepsaver.report.tables import COLUMNS, complete_columns, complete_rows, markdown_table, result_rows
 
 BEGIN, END = "<!-- tables -->", "<!-- /tables -->"
 
 
-def result_tables(experiment: Experiment, by_task: dict[str, list[dict[str, Any]]]) -> str:
-    """A heading, the verdict and a table per task."""
+def result_tables(tasks: Sequence[ReportTask]) -> str:
+    """Per task a heading, the verdict and two tables; then the entries of the experiment log."""
     parts = []
-    for task, summaries in by_task.items():
-        verdict = judge(summaries, experiment.spec.success)
-        first = summaries[0]
-        missing = [config.name for config in experiment.configs if config.name not in {s["config"] for s in summaries}]
+    for task in tasks:
+        verdict, first = task.verdict(), task.summaries[0]
         parts += [
-            f"### {task} ({first['samples']} samples, {first['accuracy_metric']})",
+            f"### {task.folder} ({first['samples']} samples, {first['accuracy_metric']})",
             verdict.sentence,
-            markdown_table(result_rows(summaries, verdict)),
+            "#### Complete Results Table",
+            markdown_table(complete_rows(task), complete_columns(task)),
+            "#### Against the baseline",
+            markdown_table(result_rows(task.summaries, verdict)),
         ]
+        missing = [f"{cell.name} ({cell.note or cell.state})" for cell in task.unfinished]
         if missing:
             parts.append(f"Not there yet: {', '.join(missing)}.")
+    parts.append("### Experiment Log")
+    parts += [log_entry_markdown(log_entry(task)) for task in tasks]
     return "\n\n".join(parts)
 
 
-def update_results(experiment: Experiment, by_task: dict[str, list[dict[str, Any]]]) -> Path:
+def update_results(experiment: Experiment, tasks: Sequence[ReportTask], path: Path | None = None) -> Path:
     """Writes the tables between the markers, which are added where a page has none."""
-    path = experiment.folder / "results.md"
+    path = path or experiment.folder / "results.md"
     text = path.read_text(encoding="utf-8") if path.exists() else f"# Results: {experiment.name}\n"
-    tables = f"{BEGIN}\n{result_tables(experiment, by_task)}\n{END}"
+    tables = f"{BEGIN}\n{result_tables(tasks)}\n{END}"
     if BEGIN in text and END in text:
         text = re.sub(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: tables, text, count=1, flags=re.DOTALL)
     else:
@@ -44,11 +49,10 @@ def update_results(experiment: Experiment, by_task: dict[str, list[dict[str, Any
     return path
 
 
-def as_csv(experiment: Experiment, by_task: dict[str, list[dict[str, Any]]]) -> str:
+def as_csv(experiment: Experiment, tasks: Sequence[ReportTask]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream)
     writer.writerow(("experiment", "task", *COLUMNS))
-    for task, summaries in by_task.items():
-        verdict = judge(summaries, experiment.spec.success)
-        writer.writerows((experiment.name, task, *row) for row in result_rows(summaries, verdict))
+    for task in tasks:
+        writer.writerows((experiment.name, task.folder, *row) for row in result_rows(task.summaries, task.verdict()))
     return stream.getvalue()

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+from stepsaver.bench.spec import ConfigSpec
 from stepsaver.bench.verdict import Verdict, smaller_speed_up
+from stepsaver.engine.reuse.layer_reuse import LayerReuse
+from stepsaver.report.cells import ReportCell, ReportTask
 
 COLUMNS = ("config", "accuracy", "drop", "tokens/s", "speed-up", "predicted", "ceiling", "reused", "verdict")
 
@@ -43,4 +46,50 @@ def plain_table(rows: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS)
 
 def markdown_table(rows: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS) -> str:
     lines = [columns, tuple("---" for _ in columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def layer_reuse_of(config: ConfigSpec) -> LayerReuse | None:
+    return next((rule for rule in config.reuse_rules() if isinstance(rule, LayerReuse)), None)
+
+
+def compares_layer_reuse(task: ReportTask) -> bool:
+    """Whether every config is told by its k and its layers alone."""
+    return all(layer_reuse_of(cell.config) and len(cell.config.rules) == 1 for cell in task.cells)
+
+
+def complete_columns(task: ReportTask) -> tuple[str, ...]:
+    """Those of the source's complete results table; other rules than layer reuse are named instead of k and subset."""
+    what = ("Reuse K", "Layer Subset") if compares_layer_reuse(task) else ("Rules",)
+    return ("Config", *what, "Accuracy", "Throughput (tokens/s)", "Total Time (h)", "Notes")
+
+
+def complete_rows(task: ReportTask) -> list[tuple[str, ...]]:
+    """A row per config that is done."""
+    outcomes = {each.config: f"{each.outcome}: {each.reason}" for each in task.verdict().configs}
+    return [_complete_row(task, cell, outcomes) for cell in task.done]
+
+
+def _complete_row(task: ReportTask, cell: ReportCell, outcomes: dict[str, str]) -> tuple[str, ...]:
+    summary, rule = cell.summary or {}, layer_reuse_of(cell.config)
+    what: tuple[str, ...] = (", ".join([*cell.config.rules, *filter(None, [cell.config.policy])]) or "no reuse",)
+    if compares_layer_reuse(task):
+        assert rule is not None
+        what = (str(rule.k), rule.layers)
+    notes = ["Baseline"] if summary["is_baseline"] else [outcomes[cell.name]]
+    if summary.get("equal_to"):
+        notes.append(f"equal to {summary['equal_to']}")
+    notes += [
+        f"{finding.level}: {finding.message}"
+        for finding in task.findings
+        if finding.check == "rates" and finding.message.startswith(f"{cell.name} ")
+    ]
+    throughput = summary["throughput"]
+    return (
+        cell.name,
+        *what,
+        f"{summary['accuracy']:.2%}",
+        _number(throughput["tokens_per_s"], ".2f"),
+        f"{throughput['decode_seconds'] / 3600:.3g}",
+        "; ".join(notes),
+    )

@@ -12,9 +12,13 @@ from stepsaver.report.trace_data import TraceDocument
 
 
 def trace_page(document: TraceDocument) -> str:
-    style, script = _template("trace.css"), _template("trace.js")
-    return Template(_template("trace.html")).render(
-        style=style, style_hash=_hash(style), script=script, script_hash=_hash(script), data=json_in_html(document)
+    style, script = read_template("trace.css"), read_template("trace.js")
+    return Template(read_template("trace.html")).render(
+        style=style,
+        style_hash=content_hash(style),
+        script=script,
+        script_hash=content_hash(script),
+        data=json_in_html(document),
     )
 
 
@@ -24,10 +28,10 @@ def json_in_html(document: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _template(name: str) -> str:
+def read_template(name: str) -> str:
     return (files("stepsaver.report") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
     """What the page's content security policy allows to run: this text and nothing else."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

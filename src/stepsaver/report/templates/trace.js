@@ -311,4 +311,8 @@ trace.samples.forEach((sample, place) => {
   const opening = sample.prompt.map((id) => trace.texts[id]).join("").trim().slice(0, 40);
   make("option", "", byId("sample"), `${place + 1}: ${opening}`).value = place;
 });
-if (trace.samples.length) chooseSample(0);
+if (trace.samples.length) {
+  const asked = Number(/sample=(\d+)/.exec(location.hash)?.[1] ?? 1); // how a report's sample browser leads here
+  byId("sample").value = Math.max(1, Math.min(asked, trace.samples.length)) - 1;
+  chooseSample(Number(byId("sample").value));
+}

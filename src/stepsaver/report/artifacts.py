@@ -1,0 +1,72 @@
+"""Summaries of a complete run, small enough to be committed: a clone can show them without `results/`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stepsaver.bench.audit import Finding
+from stepsaver.bench.spec import Experiment
+from stepsaver.bench.store import read_json, write_beside
+from stepsaver.engine.errors import UsageError
+from stepsaver.report.cells import Details, ReportCell, ReportTask
+from stepsaver.report.documents import without_documents
+
+FINDINGS = "audit.jsonl"
+NO_SAMPLES = "samples are not part of the artifacts"
+
+
+def artifacts_folder(experiment: Experiment, results: Path) -> Path:
+    """As results are laid out: another model than the experiment's own has a folder of its own."""
+    return experiment.folder / "artifacts" / results.relative_to(experiment.folder / "results")
+
+
+def save_artifacts(task: ReportTask) -> Path:
+    """Writes a task's summaries and findings. Refuses what is not complete, for nobody could tell later."""
+    if task.source == "artifacts":
+        raise UsageError(f"{task.folder} has no results here; its artifacts are all there is")
+    if task.unfinished:
+        names = ", ".join(f"{cell.name} ({cell.state})" for cell in task.unfinished)
+        raise UsageError(f"{task.experiment.name}, {task.folder} is not complete: {names}")
+    folder = artifacts_folder(task.experiment, task.results) / task.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for cell in task.done:
+        content = {**(cell.summary or {}), "details": _rounded(cell.details)}
+        write_beside(folder / f"{cell.name}.json", _line(content))
+    write_beside(folder / FINDINGS, "".join(_line(asdict(finding)) for finding in task.findings))
+    return folder
+
+
+def _rounded(details: Details) -> dict[str, Any]:
+    return asdict(details) | {"rates": [(round(minutes, 2), round(rate, 1)) for minutes, rate in details.rates]}
+
+
+def _line(content: dict[str, Any]) -> str:
+    return json.dumps(content, separators=(",", ":")) + "\n"
+
+
+def read_artifacts(experiment: Experiment, results: Path, folder: str) -> ReportTask | None:
+    """The task as it was saved; None if nothing was."""
+    place = artifacts_folder(experiment, results) / folder
+    cells = [_read_cell(config, read_json(place / f"{config.name}.json")) for config in experiment.configs]
+    if not any(cell.summary for cell in cells):
+        return None
+    lines = (place / FINDINGS).read_text(encoding="utf-8").splitlines() if (place / FINDINGS).exists() else []
+    findings = tuple(Finding(**json.loads(line)) for line in lines)
+    return ReportTask(experiment, results, folder, tuple(cells), findings, without_documents(NO_SAMPLES), "artifacts")
+
+
+def _read_cell(config: Any, content: dict[str, Any] | None) -> ReportCell:
+    if content is None:
+        return ReportCell(config, "missing", "not among the artifacts")
+    return ReportCell(config, "done", "", content, _details(content.pop("details", {})))
+
+
+def _details(content: dict[str, Any]) -> Details:
+    return Details(
+        rates=[(minutes, rate) for minutes, rate in content.get("rates", ())],
+        rate_interval=tuple(content["rate_interval"]) if content.get("rate_interval") else None,
+        prefill_seconds=content.get("prefill_seconds", 0.0),
+        tokens=tuple(content.get("tokens", ())),
+        subjects={name: (right, count) for name, (right, count) in content.get("subjects", {}).items()},
+    )

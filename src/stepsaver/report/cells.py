@@ -1,0 +1,196 @@
+"""What is stored of an experiment, as a report sees it: a cell per config and task, whatever state it is in."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from stepsaver.bench.audit import AuditedCell, AuditedTask, Finding, audit, read_task
+from stepsaver.bench.spec import ConfigSpec, Experiment
+from stepsaver.bench.statistics import CONFIDENCE, RESAMPLES
+from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_json
+from stepsaver.bench.verdict import Verdict, judge
+from stepsaver.engine.errors import UsageError
+from stepsaver.evaluation.records import RequestRecord
+from stepsaver.report.documents import DocumentKey, TaskDocuments
+
+State = Literal["done", "running", "incomplete", "failed", "missing"]
+
+
+@dataclass(frozen=True)
+class Details:
+    """What the figures need beyond a summary, small enough to be kept with it."""
+
+    rates: list[tuple[float, float]] = field(default_factory=list)  # minutes since the first chunk, tokens/s
+    rate_interval: tuple[float, float] | None = None
+    prefill_seconds: float = 0.0
+    tokens: tuple[float, ...] = ()  # of a sample: least, first quartile, median, third quartile, most, mean
+    subjects: dict[str, tuple[float, int]] = field(default_factory=dict)  # right, of how many
+
+
+@dataclass(frozen=True)
+class ReportCell:
+    """One config on one task. A summary and details are there if it is done."""
+
+    config: ConfigSpec
+    state: State
+    note: str = ""
+    summary: dict[str, Any] | None = None
+    details: Details = Details()
+    records: tuple[RequestRecord, ...] = ()
+    marks: dict[DocumentKey, float] = field(default_factory=dict)  # how right each document's answer is
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+
+@dataclass(frozen=True)
+class ReportTask:
+    """All configs of an experiment on one task; `folder` also names the limit."""
+
+    experiment: Experiment
+    results: Path
+    folder: str
+    cells: tuple[ReportCell, ...]
+    findings: tuple[Finding, ...]
+    documents: TaskDocuments
+    source: Literal["results", "artifacts"] = "results"
+
+    @property
+    def model(self) -> str:
+        """As it was asked for; another model than the experiment's own has a folder under its name."""
+        is_own = self.results == self.experiment.folder / "results"
+        return self.experiment.spec.model if is_own else self.results.name.replace("__", "/")
+
+    @property
+    def done(self) -> list[ReportCell]:
+        return [cell for cell in self.cells if cell.summary is not None]
+
+    @property
+    def summaries(self) -> list[dict[str, Any]]:
+        return [cell.summary for cell in self.cells if cell.summary is not None]
+
+    @property
+    def baseline(self) -> ReportCell | None:
+        return next((cell for cell in self.done if cell.name == self.experiment.spec.baseline), None)
+
+    @property
+    def unfinished(self) -> list[ReportCell]:
+        return [cell for cell in self.cells if cell.summary is None]
+
+    def verdict(self) -> Verdict:
+        return judge(self.summaries, self.experiment.spec.success)
+
+
+def read_report_task(experiment: Experiment, results: Path, folder: str, documents: TaskDocuments) -> ReportTask:
+    """Reads a task's cells. Nothing that is damaged or not there keeps the rest from being shown."""
+    stored = read_task(experiment, results, folder)
+    by_name = {cell.name: cell for cell in stored.cells}
+    whole = max((cell.summary["samples"] for cell in stored.cells if cell.summary), default=None)
+    cells = []
+    for config in experiment.configs:
+        found = by_name.get(config.name)
+        state, note = _state(found, results, results / folder / config.name, whole)
+        if found is None:
+            cells.append(ReportCell(config, state, note))
+        elif found.summary is None:
+            cells.append(ReportCell(config, state, note, records=found.records))
+        else:
+            cells.append(_finished(config, found.summary, found.records, found.timings, documents))
+    finished = replace(stored, cells=tuple(cell for cell in stored.cells if cell.summary is not None))
+    return ReportTask(experiment, results, folder, tuple(cells), _findings(finished), documents)
+
+
+def _finished(
+    config: ConfigSpec,
+    summary: dict[str, Any],
+    records: Sequence[RequestRecord],
+    timings: Sequence[dict[str, Any]],
+    documents: TaskDocuments,
+) -> ReportCell:
+    marks = documents.marks(records)
+    details = _details(records, timings, documents.by_subject(marks))
+    return ReportCell(config, "done", "", summary, details, tuple(records), marks)
+
+
+def read_report_cell(config: ConfigSpec, folder: Path, documents: TaskDocuments) -> ReportCell | None:
+    """A finished run that stands elsewhere, such as under `previous/`; None if that is not what is there."""
+    stored, summary = read_json(folder / IDENTITY), read_json(folder / SUMMARY)
+    if stored is None or summary is None or summary.get("run_id") != stored.get("run_id"):
+        return None
+    cell = read_cell(folder, stored["run_id"])
+    return _finished(config, summary, cell.all_records, cell.timings, documents)
+
+
+def _findings(task: AuditedTask) -> tuple[Finding, ...]:
+    """The audit of what is finished; what is not would only be found to lack samples."""
+    try:
+        return tuple(audit(task)) if task.cells else ()
+    except UsageError as error:
+        return (Finding("invalid", "experiment", str(error)),)
+
+
+def _state(cell: AuditedCell | None, results: Path, folder: Path, whole: int | None) -> tuple[State, str]:
+    if cell is None:
+        if (folder / IDENTITY).exists():
+            return "failed", f"{IDENTITY} cannot be read"
+        return "missing", "not run yet"
+    if cell.summary is not None:
+        return "done", ""
+    if (folder / SUMMARY).exists():
+        return "failed", f"{SUMMARY} cannot be read, or belongs to another run"
+    samples = len({(record.key.task, record.key.document) for record in cell.records})
+    amount = f"{samples} of {whole} samples" if whole else f"{samples} samples"
+    if _is_locked(results):
+        return "running", f"running, {amount} stored"
+    return "incomplete", f"stopped, {amount} stored; the next run goes on from there"
+
+
+def _is_locked(results: Path) -> bool:
+    """Whether the process that last wrote to the folder still lives."""
+    try:
+        os.kill(int((results / ".lock").read_text(encoding="utf-8")), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _details(
+    records: Sequence[RequestRecord], timings: Sequence[dict[str, Any]], subjects: dict[str, tuple[float, int]]
+) -> Details:
+    in_time = sorted(timings, key=lambda each: each["when"])
+    start = in_time[0]["when"] if in_time else 0.0
+    first = list({each["chunk"]: each for each in reversed(timings)}.values())  # stored with the chunk's samples
+    lengths = _tokens_by_document(records)
+    return Details(
+        rates=[((each["when"] - start) / 60, each["tokens"] / each["seconds"]) for each in in_time if each["seconds"]],
+        rate_interval=_rate_interval([each for each in first if each["seconds"]]),
+        prefill_seconds=sum(each.get("prefill_seconds", 0.0) for each in first),
+        tokens=(*map(float, np.percentile(lengths, [0, 25, 50, 75, 100])), float(np.mean(lengths))) if lengths else (),
+        subjects=subjects,
+    )
+
+
+def _tokens_by_document(records: Sequence[RequestRecord]) -> list[int]:
+    totals: dict[DocumentKey, int] = {}
+    for record in records:
+        key = DocumentKey(record.key.task, record.key.document)
+        totals[key] = totals.get(key, 0) + record.tokens
+    return list(totals.values())
+
+
+def _rate_interval(timings: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
+    """Of the whole run's tokens per second: chunks are drawn again, tokens and seconds together."""
+    if len(timings) < 2:
+        return None
+    tokens, seconds = (np.array([each[name] for each in timings], dtype=float) for name in ("tokens", "seconds"))
+    drawn = np.random.default_rng(0).integers(0, len(timings), (RESAMPLES, len(timings)))
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(tokens[drawn].sum(axis=1) / seconds[drawn].sum(axis=1), [tail, 100 - tail])
+    return float(low), float(high)

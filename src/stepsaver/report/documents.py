@@ -1,0 +1,159 @@
+"""The documents behind stored answers: question, expected answer, subject, and which answers are right.
+
+Nothing is run: the harness's own filters and metrics mark what is stored. Where a task cannot be had on this machine,
+or its prompts are no longer those that were answered, the answers are shown without questions and marks.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from stepsaver.bench.spec import Experiment
+from stepsaver.engine.errors import UsageError
+from stepsaver.evaluation.adapter import StepsaverLM
+from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
+from stepsaver.evaluation.model_source import resolve_model
+from stepsaver.evaluation.records import RequestKey, RequestRecord, request_digest
+from stepsaver.evaluation.task_loading import LoadedTask, TaskOptions, load_task
+from stepsaver.evaluation.tokenizer import TextTokenizer
+
+
+class DocumentKey(NamedTuple):
+    task: str
+    document: int
+
+
+class Document(NamedTuple):
+    question: str
+    target: str
+    subject: str | None
+    choices: tuple[str, ...]  # of a question that is answered by log-likelihood
+
+
+@dataclass(frozen=True)
+class TaskDocuments:
+    """The documents of a task in its order; none, and the reason, where they cannot be had."""
+
+    documents: dict[DocumentKey, Document] = field(default_factory=dict)
+    why_not: str = ""
+    loaded: LoadedTask | None = None
+    digests: dict[RequestKey, str] = field(default_factory=dict)
+
+    def fit(self, records: Sequence[RequestRecord]) -> bool:
+        """Whether these answers were given to the prompts that the task has now."""
+        return all(self.digests.get(record.key, record.digest) == record.digest for record in records)
+
+    def marks(self, records: Sequence[RequestRecord]) -> dict[DocumentKey, float]:
+        """How right each document's answer is, from 0 to 1. Empty where that cannot be said."""
+        if self.loaded is None or not records or not self.fit(records):
+            return {}
+        return dict(_marks(self.loaded, records))
+
+    def by_subject(self, marks: dict[DocumentKey, float]) -> dict[str, tuple[float, int]]:
+        """Right answers and all answers of each subject, where the task has subjects."""
+        if not any(document.subject for document in self.documents.values()):
+            return {}
+        values: dict[str, list[float]] = defaultdict(list)
+        for key, mark in marks.items():
+            values[self.documents[key].subject or "other"].append(mark)
+        return {subject: (sum(each), len(each)) for subject, each in sorted(values.items())}
+
+
+def without_documents(why: str) -> TaskDocuments:
+    return TaskDocuments(why_not=why)
+
+
+class _Prompter:
+    """As much of a model as the building of prompts asks for: its tokenizer."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.text_tokenizer = tokenizer
+        self.tokenizer_name = tokenizer.fingerprint
+
+    def apply_chat_template(self, chat_history: list[Any], add_generation_prompt: bool = True) -> str:
+        return self.text_tokenizer.chat_prompt(chat_history, opens_answer=add_generation_prompt)
+
+
+def read_documents(
+    experiment: Experiment, task: str, *, limit: int | None, model: str, data_dir: Path | None = None
+) -> TaskDocuments:
+    try:
+        loaded = load_task(task, TaskOptions(data_dir=data_dir or experiment.spec.data_dir))
+        prompter = cast(StepsaverLM, _Prompter(TextTokenizer(resolve_model(model))))
+        build_requests(prompter, loaded, EvaluationOptions(limit=limit))
+    except UsageError as error:
+        return without_documents(str(error))
+    spec = experiment.spec
+    settings = (spec.decoding.max_new_tokens,) if loaded.path == "generation" else (spec.estimator, False)
+    has_members = len(loaded.harness["tasks"]) > 1
+    documents, digests = {}, {}
+    for name, member in loaded.harness["tasks"].items():
+        for document, instances in _by_document(member):
+            for instance in instances:
+                digests[RequestKey(name, document, instance.idx, 0)] = request_digest((instance.args, settings))
+            documents[DocumentKey(name, document)] = _document(member, instances, name if has_members else None)
+    return TaskDocuments(documents, "", loaded, digests)
+
+
+def _document(member: Any, instances: list[Any], group_member: str | None) -> Document:
+    content = instances[0].doc
+    subject = content.get("subject") if isinstance(content, dict) else None
+    target = member.doc_to_target(content)
+    choices = (
+        ()
+        if instances[0].request_type == "generate_until"
+        else tuple(str(each.args[1]).strip() if len(each.args) > 1 else "" for each in instances)
+    )
+    if isinstance(target, int) and target < len(choices):
+        target = choices[target]
+    return Document(str(member.doc_to_text(content)), str(target), subject or group_member, choices)
+
+
+def _by_document(member: Any) -> Iterator[tuple[int, list[Any]]]:
+    grouped: dict[int, list[Any]] = defaultdict(list)
+    for instance in member.instances:
+        grouped[instance.doc_id].append(instance)
+    for document, instances in grouped.items():
+        yield document, sorted(instances, key=lambda each: each.idx)
+
+
+def _marks(task: LoadedTask, records: Sequence[RequestRecord]) -> Iterator[tuple[DocumentKey, float]]:
+    """As lm-eval's evaluator does it behind the model: filters over all answers, then the metric of each document."""
+    metric, _, filter_name = task.accuracy.rpartition(",")
+    answers: dict[tuple[str, int, int], list[Any]] = defaultdict(list)
+    for record in records:
+        given = record.text if record.path == "generation" else (record.loglikelihood, bool(record.is_greedy))
+        answers[record.key.task, record.key.document, record.key.request].append(given)
+    for name, member in task.harness["tasks"].items():
+        for instance in member.instances:
+            instance.resps = answers[name, instance.doc_id, instance.idx]
+            instance.filtered_resps = {}
+        if not all(instance.resps for instance in member.instances):
+            continue
+        member.apply_filters()
+        for document, instances in _by_document(member):
+            responses = [each.filtered_resps[filter_name] for each in instances]
+            yield DocumentKey(name, document), float(member.process_results(instances[0].doc, responses)[metric])
+
+
+def answer_texts(records: Sequence[RequestRecord], documents: TaskDocuments) -> dict[DocumentKey, str]:
+    """What a reader is shown of each document's answer: the text, or the choices with their log-likelihoods."""
+    grouped: dict[DocumentKey, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        grouped[DocumentKey(record.key.task, record.key.document)].append(record)
+    return {key: _answer(key, found, documents) for key, found in grouped.items()}
+
+
+def _answer(key: DocumentKey, records: list[RequestRecord], documents: TaskDocuments) -> str:
+    if records[0].path == "generation":
+        return "\n\n".join(record.text or "" for record in records)
+    document = documents.documents.get(key)
+    values = [record.loglikelihood or 0.0 for record in records]
+    names = document.choices if document and len(document.choices) == len(records) else ()
+    lines = [
+        f"{'→' if value == max(values) else ' '} {names[place] if names else f'choice {place + 1}'}  ({value:.2f})"
+        for place, value in enumerate(values)
+    ]
+    return "\n".join(lines)

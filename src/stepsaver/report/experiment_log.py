@@ -1,0 +1,95 @@
+"""Entries of the experiment log, after the source's template: task, configuration, results, notes, logs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from stepsaver.bench.verdict import smaller_speed_up
+from stepsaver.report.cells import ReportTask
+from stepsaver.report.tables import compares_layer_reuse, layer_reuse_of
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    title: str
+    task: str
+    configuration: tuple[str, ...]
+    results: tuple[str, ...]
+    notes: str
+    logs: str
+
+    def lines(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        """Label, text and the lines below it."""
+        return [
+            ("Task", self.task, ()),
+            ("Configuration", "", self.configuration),
+            ("Results", "", self.results),
+            ("Notes", self.notes, ()),
+            ("Logs", self.logs, ()),
+        ]
+
+
+def log_entry(task: ReportTask) -> LogEntry:
+    first = task.summaries[0]
+    notes = [task.verdict().sentence, *(f"{each.level}: {each.message}." for each in task.findings)]
+    notes += [f"{cell.name}: {cell.note}." for cell in task.unfinished]
+    return LogEntry(
+        title=f"{first['timestamp'][:10]} - {task.experiment.name}",
+        task=f"{task.folder} ({first['samples']} samples)",
+        configuration=tuple(_configuration(task, first)),
+        results=tuple(_results(task)),
+        notes=" ".join(notes),
+        logs=f"{task.source}/{task.folder}/",
+    )
+
+
+def _configuration(task: ReportTask, first: dict[str, Any]) -> list[str]:
+    if compares_layer_reuse(task):
+        rules = [rule for cell in task.cells if (rule := layer_reuse_of(cell.config))]
+        lines = [
+            "Layer Reuse: k=" + "/".join(dict.fromkeys(str(rule.k) for rule in rules)),
+            "Layer Subset: " + "/".join(dict.fromkeys(rule.layers for rule in rules)),
+        ]
+    else:
+        rules_of = {cell.name: ", ".join(cell.config.rules) or "no reuse" for cell in task.cells}
+        lines = ["Rules: " + "; ".join(f"{name}: {rules}" for name, rules in rules_of.items())]
+    identity = first.get("identity", {})
+    decoding = identity.get("decoding", {})
+    caches = [name for name in ("prefix_cache", "block_cache") if decoding.get(name)]
+    lines.append(
+        f"Other params: {identity.get('policy', task.experiment.spec.decoding.policy)},"
+        f" {' and '.join(each.replace('_', ' ') for each in caches) or 'no cache'},"
+        f" batch size {first['eval_params']['batch_size']}, model {task.model}"
+    )
+    return lines
+
+
+def _results(task: ReportTask) -> list[str]:
+    """The baseline, and what is best of the others in each respect."""
+    base = task.baseline.summary if task.baseline else None
+    others = [each for each in task.summaries if not each["is_baseline"]]
+    accuracy = [] if base is None else [f"{base['config']} {base['accuracy']:.2%} (baseline)"]
+    rates = [] if base is None else [f"{base['config']} {_rate(base):.2f} tokens/s (baseline)"]
+    ups = []
+    if others:
+        best, fastest = max(others, key=lambda each: each["accuracy"]), max(others, key=_rate)
+        up = max(others, key=lambda each: smaller_speed_up(each).value)
+        accuracy.append(f"best of the others: {best['config']} {best['accuracy']:.2%}")
+        rates.append(f"best of the others: {fastest['config']} {_rate(fastest):.2f} tokens/s")
+        ups.append(f"{up['config']} {smaller_speed_up(up).value:.2f}x")
+    return [
+        f"Accuracy: {'; '.join(accuracy)}",
+        f"Throughput: {'; '.join(rates)}",
+        f"Speedup: {'; '.join(ups) or 'nothing beside the baseline'}",
+    ]
+
+
+def _rate(summary: dict[str, Any]) -> float:
+    return summary["throughput"]["tokens_per_s"] or 0.0
+
+
+def log_entry_markdown(entry: LogEntry) -> str:
+    lines = [f"#### {entry.title}"]
+    for label, text, below in entry.lines():
+        lines.append(f"- **{label}**: {text}".rstrip())
+        lines += [f"  - {each}" for each in below]
+    return "\n".join(lines)

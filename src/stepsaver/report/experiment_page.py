@@ -1,0 +1,63 @@
+"""The page of one experiment: a tab per task."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepsaver.bench.spec import Experiment
+from stepsaver.report.blocks import tab
+from stepsaver.report.cells import ReportTask
+from stepsaver.report.documents import DocumentKey
+from stepsaver.report.report_page import report_page
+from stepsaver.report.sample_browser import browser_data, browser_keys
+from stepsaver.report.task_blocks import provenance_blocks, task_blocks
+
+
+@dataclass(frozen=True)
+class TraceLink:
+    """A page beside the report that plays some of its samples."""
+
+    file: str
+    label: str
+    documents: Sequence[DocumentKey]
+
+    def as_json(self, shown: Sequence[DocumentKey]) -> dict[str, Any]:
+        there = {key: place for place, key in enumerate(self.documents)}
+        places = {place: there[key] for place, key in enumerate(shown) if key in there}
+        return {"file": self.file, "label": self.label, "places": places}
+
+
+def experiment_page(
+    experiment: Experiment,
+    tasks: Sequence[ReportTask],
+    *,
+    others: Mapping[str, ReportTask | None] | None = None,
+    other_name: str = "",
+    traces: Mapping[str, TraceLink] | None = None,
+) -> str:
+    """`others` and `traces` are by the task's folder."""
+    tabs, samples = [], {}
+    for task in tasks:
+        other = (others or {}).get(task.folder)
+        link = (traces or {}).get(task.folder)
+        played = link.as_json(browser_keys(task, other)) if link else None
+        samples[task.folder] = browser_data(task, other=other, other_name=other_name, traces=played)
+        blocks = task_blocks(task, other=other, other_name=other_name)
+        blocks.append({"kind": "samples", "title": "Samples", "tab": task.folder, "name": "samples"})
+        verdict = task.verdict()
+        blocks += provenance_blocks(task)
+        tabs.append(tab(task.folder, blocks, outcome=verdict.outcome, sentence=verdict.sentence))
+    about = [
+        f"stepsaver report on {experiment.name}",
+        f"model {tasks[0].model}",
+        f"compared with {other_name}" if other_name else "",
+        f"written {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}",
+    ]
+    lead = _criterion(experiment)
+    return report_page(experiment.spec.question, lead, " · ".join(filter(None, about)), tabs, samples)
+
+
+def _criterion(experiment: Experiment) -> str:
+    wanted, baseline = experiment.spec.success.confirm_if, experiment.spec.baseline
+    return f"Confirmed by a speed-up {wanted.speed_up} with a drop {wanted.drop_points} points against {baseline}."

@@ -1,0 +1,33 @@
+"""A task of an experiment as it is stored on this machine: its results, or else the committed artifacts."""
+
+from pathlib import Path
+
+from stepsaver.bench.spec import Experiment
+from stepsaver.bench.store import IDENTITY
+from stepsaver.report.artifacts import read_artifacts
+from stepsaver.report.cells import ReportTask, read_report_task
+from stepsaver.report.documents import read_documents, without_documents
+
+
+def read_stored_task(
+    experiment: Experiment,
+    results: Path,
+    task: str,
+    *,
+    limit: int | None,
+    model: str,
+    data_dir: Path | None = None,
+    with_documents: bool = True,
+) -> ReportTask | None:
+    """None if no config of the task is done."""
+    folder = task + (f"_limit_{limit}" if limit is not None else "")
+    if any((results / folder / config.name / IDENTITY).exists() for config in experiment.configs):
+        documents = (
+            read_documents(experiment, task, limit=limit, model=model, data_dir=data_dir)
+            if with_documents
+            else without_documents("not asked for")
+        )
+        found = read_report_task(experiment, results, folder, documents)
+        if found.done:
+            return found
+    return read_artifacts(experiment, results, folder)

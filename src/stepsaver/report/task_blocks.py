@@ -1,0 +1,185 @@
+"""The blocks of one task: the verdict's figure, the table, the audit, where work goes, samples, provenance."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from stepsaver.bench.statistics import Interval
+from stepsaver.bench.verdict import smaller_speed_up
+from stepsaver.report.blocks import Block, Cell, cell, facts, figure, interval, notes, number, table
+from stepsaver.report.cells import ReportCell, ReportTask
+from stepsaver.report.figures import accuracy_speed as first_figure
+from stepsaver.report.figures import all_figures, figure_name
+
+COLUMNS = (
+    "config", "accuracy", "drop (points)", "tokens/s", "speed-up", "predicted", "ceiling", "forwards", "row-layers",
+    "reused", "verdict",
+)  # fmt: skip
+TONES = {"confirmed": "good", "rejected": "bad", "running": "open", "failed": "bad", "incomplete": "open"}
+
+
+def task_blocks(task: ReportTask, *, other: ReportTask | None = None, other_name: str = "") -> list[Block]:
+    """Everything but the samples, which stand in a part of the page of their own."""
+    drawn = [each for each in all_figures() if each is not first_figure and each.is_there(task)]
+    blocks = [_first_figure(task, other, other_name)] if first_figure.is_there(task) else []
+    blocks.append(result_table(task))
+    if other is not None:
+        blocks.append(comparison_table(task, other, other_name))
+    blocks.append(_findings(task))
+    in_pairs = len(drawn) - len(drawn) % 2
+    blocks += [
+        figure(each.TITLE, each.for_page(task), caption=each.CAPTION, name=figure_name(each), is_half=place < in_pairs)
+        for place, each in enumerate(drawn)
+    ]
+    return blocks
+
+
+def _first_figure(task: ReportTask, other: ReportTask | None, other_name: str) -> Block:
+    title, caption = first_figure.TITLE, first_figure.CAPTION
+    if other is None:
+        return figure(title, first_figure.for_page(task), caption=caption, name="accuracy_speed")
+    groups = {"": first_figure.points(task), other_name: first_figure.points(other)}
+    caption += f" Open marks are of {other_name}."
+    return figure(
+        title, first_figure.scatter(groups, first_figure.wanted_region(task)), caption=caption, name="accuracy_speed"
+    )
+
+
+def result_table(task: ReportTask) -> Block:
+    outcomes = {each.config: (each.outcome, each.reason) for each in task.verdict().configs} if task.done else {}
+    rows = [_row(each, *outcomes.get(each.name, ("baseline", ""))) for each in task.cells]
+    caption = (
+        "Intervals are 95 %. The speed-up is the smaller one of tokens per second and seconds per sample, measured "
+        "beside the baseline on the same chunks."
+    )
+    return table("Results", COLUMNS, rows, caption=caption, name="results")
+
+
+def _row(each: ReportCell, outcome: str, reason: str) -> list[Cell]:
+    summary = each.summary
+    if summary is None:
+        return [cell(each.name, each.name), *[cell("") for _ in COLUMNS[2:]], _state(each)]
+    up, drop = smaller_speed_up(summary), Interval(*summary["paired"]["drop_points"])
+    cost, rates = summary["cost"], each.details.rate_interval
+    whole = cost["row_layers"] + cost["row_layers_reused"]
+    is_base, (low, high) = summary["is_baseline"], summary["accuracy_interval"]
+    equal = f"equals {summary['equal_to']}" if summary.get("equal_to") else ""
+    return [
+        cell(each.name, each.name, small=equal),
+        number(summary["accuracy"], ".1f", factor=100, suffix=" %", small=interval(low, high, ".1f", factor=100)),
+        cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
+        number(summary["throughput"]["tokens_per_s"], ".0f", small=interval(*rates, ".0f") if rates else ""),
+        cell("1.00×", 1.0) if is_base else number(up.value, ".2f", suffix="×", small=interval(up.low, up.high, ".2f")),
+        number(summary["predicted_speed_up"], ".2f", suffix="×"),
+        number(summary["ceiling"], ".2f", suffix="×"),
+        number(cost["forwards"], ",.0f"),
+        number(cost["row_layers"], ",.0f"),
+        number(cost["row_layers_reused"] / whole if whole else None, ".0f", factor=100, suffix=" %"),
+        cell(outcome, outcome, small=reason, tone=TONES.get(outcome, "")),
+    ]
+
+
+def _state(each: ReportCell) -> Cell:
+    return cell(each.state, each.state, small=each.note, tone=TONES.get(each.state, "open"))
+
+
+def comparison_table(task: ReportTask, other: ReportTask, other_name: str) -> Block:
+    """Configs of one name side by side; those of one side only stand alone."""
+    here, there = ({each.name: each.summary for each in side.done} for side in (task, other))
+    rows = []
+    for name in dict.fromkeys([*here, *there]):
+        one, two = here.get(name), there.get(name)
+        accuracy, rate = (_both(one, two, pick) for pick in (_accuracy, _rate))
+        change = accuracy[1] - accuracy[0] if None not in accuracy else None  # type: ignore[operator]
+        ratio = rate[1] / rate[0] if None not in rate else None  # type: ignore[operator]
+        rows.append(
+            [
+                cell(name, name),
+                *(number(each, ".1f", factor=100, suffix=" %") for each in accuracy),
+                number(change, "+.1f", factor=100),
+                *(number(each, ".0f") for each in rate),
+                number(ratio, ".2f", suffix="×"),
+            ]
+        )
+    mine, theirs = task.experiment.name, other_name
+    columns = (
+        "config",
+        f"accuracy, {mine}",
+        f"accuracy, {theirs}",
+        "points",
+        f"tokens/s, {mine}",
+        f"tokens/s, {theirs}",
+    )
+    caption = "Runs of different sessions or machines: accuracies can be compared, rates only with care."
+    return table("Side by side", (*columns, "ratio"), rows, caption=caption, name="compare")
+
+
+def _both(one: Any, two: Any, pick: Any) -> list[float | None]:
+    return [None if each is None else pick(each) for each in (one, two)]
+
+
+def _accuracy(summary: dict[str, Any]) -> float:
+    return summary["accuracy"]
+
+
+def _rate(summary: dict[str, Any]) -> float | None:
+    return summary["throughput"]["tokens_per_s"]
+
+
+def _findings(task: ReportTask) -> Block:
+    items: list[tuple[str, str]] = [(each.level, each.message) for each in task.findings]
+    items += [(each.state, f"{each.name}: {each.note}") for each in task.unfinished]
+    nothing = "The audit found nothing to remark on."
+    if task.source == "artifacts":
+        items.insert(0, ("remark", "Shown from the summaries in artifacts/: an audit needs the samples in results/."))
+    return notes("What the audit found", items, nothing=nothing, name="audit")
+
+
+def provenance_blocks(task: ReportTask) -> list[Block]:
+    """What all configs share, and what each has of its own."""
+    if not task.done:
+        return []
+    first = task.summaries[0]
+    identity, environment, git = first.get("identity", {}), first["environment"], first["git"]
+    commit = f"{git['commit']}{', src/ changed since' if git['dirty'] else ''}" if git["commit"] else "no git here"
+    items = [
+        ("model", f"{task.model}, {first['model_args']['dtype']}, hash {identity.get('model', '?')}"),
+        ("code", f"hash {identity.get('source', '?')}, commit {commit}"),
+        ("device", f"{first['gpu_info'] or identity.get('device', '?')}, {environment['machine']}"),
+        ("versions", ", ".join(f"{name} {value}" for name, value in environment.items() if name != "machine")),
+        ("decoding", _listed(identity.get("decoding", {}))),
+        ("policy", str(identity.get("policy", "?"))),
+        (
+            "evaluation",
+            _listed(first["eval_params"] | {"metric": first["accuracy_metric"], "samples": first["samples"]}),
+        ),
+        ("estimator of log-likelihoods", str(identity.get("estimator", "?"))),
+        ("peak memory", f"{first['peak_memory_bytes'] / 2**20:,.0f} MiB"),
+        (
+            "loading, warm-up",
+            "{loading_seconds:.1f} s, {warm_up_seconds:.1f} s, not counted".format(**first["throughput"]),
+        ),
+    ]
+    rows = [
+        [
+            cell(each["config"], each["config"]),
+            cell(", ".join(each.get("identity", {}).get("rules", ())) or "no reuse"),
+            cell(str(each.get("identity", {}).get("policy", "?"))),
+            cell(each["run_id"], each["run_id"]),
+            cell(each["timestamp"], each["timestamp"]),
+        ]
+        for each in task.summaries
+    ]
+    columns = ("config", "rules", "policy", "run", "finished")
+    return [facts("Where this comes from", items, name="provenance"), table("Runs", columns, rows, name="runs")]
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {_plainly(value)}" for name, value in values.items())
+
+
+def _plainly(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " ".join(map(str, value))
+    return "none" if value is None else str(value)
