@@ -274,8 +274,9 @@ def test_context_after_each_block_is_that_of_a_clean_forward(
     _, clean = _plain(tiny_model, tokens, None, frozenset())
     assert committed >= 32
     for layer, (keys, values) in enumerate(clean):
-        assert torch.allclose(kept[0].cache.keys[layer][:committed], keys, atol=1e-5)
-        assert torch.allclose(kept[0].cache.values[layer][:committed], values, atol=1e-5)
+        stored = kept[0].cache.read(layer, slice(0, 1), committed)
+        assert torch.allclose(stored[0][0].transpose(0, 1), keys, atol=1e-5)
+        assert torch.allclose(stored[1][0].transpose(0, 1), values, atol=1e-5)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,22 +1,23 @@
 """Mixing: every row of a block sees the whole context before it and all rows of its block.
 
-Inside a block nothing is masked, so a sample needs no mask at all: its queries meet exactly the rows it may see, as a
+Inside a block nothing is masked, so one sample needs no mask at all: its queries meet exactly the rows it may see, as a
 view of the cache. Query heads that share a key-value head are folded into rows, which makes grouped-query attention a
-plain one without copying keys. Samples are attended one by one where that is a calculation worth its call; where it is
-not (small models, few rows) samples are attended together, padded and masked (docs/speed.md has the figures).
+plain one without copying keys. Several samples are mixed in one call, their queries and contexts padded: on a CPU as a
+batch of matrix multiplications, which for few rows takes half the time of a fused kernel (docs/speed.md).
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from stepsaver.engine.cache import KeyValueCache
 
-SMALL_CALL = 4e6  # operations of one sample's attention, below which calling costs more than calculating
 FEW_ROWS = 16  # samples with so many rows at most are padded together, and those with more
+LONG = 512  # rows of context from which on a fused kernel is as fast and needs no memory for scores
 
 
 class Segment(NamedTuple):
@@ -37,7 +38,7 @@ class Together(NamedTuple):
     """Samples that are attended in one call: their queries padded to `rows`, their keys to `length`."""
 
     places: Tensor  # of their queries among the packed ones
-    padded_places: Tensor  # and among the padded ones
+    padded_places: Tensor | None  # and among the padded ones; None: they are all of them, in order
     slots: Tensor | slice  # a slice: a view of the cache, places between the samples idle
     samples: int
     rows: int
@@ -52,41 +53,38 @@ class Attending(NamedTuple):
     together: tuple[Together, ...]
 
 
-def plan_attending(segments: Sequence[Segment], *, width: int, dtype: torch.dtype, device: torch.device) -> Attending:
-    """Decides who is attended alone; `width` is that of all query heads. On a GPU every call is a small one."""
-    most = SMALL_CALL if device.type == "cpu" else float("inf")
-    groups: dict[bool, list[Segment]] = {False: [], True: []}
+def plan_attending(segments: Sequence[Segment], *, dtype: torch.dtype, device: torch.device) -> Attending:
+    """Samples whose contexts differ by less than a factor of four are attended together."""
+    groups: dict[tuple[bool, int], list[Segment]] = {}
     alone: list[Segment] = []
     for segment in segments:
-        small = segment.mask is None and 4 * width * segment.rows * segment.length < most
-        (groups[segment.rows > FEW_ROWS] if small else alone).append(segment)
-    together = []
-    for group in groups.values():
-        if len(group) > 1:
-            together.append(_together(group, dtype, device))
+        if segment.mask is None:
+            groups.setdefault((segment.rows > FEW_ROWS, segment.length.bit_length() // 2), []).append(segment)
         else:
-            alone += group
+            alone.append(segment)
+    alone += [group[0] for group in groups.values() if len(group) == 1]
+    together = [_together(group, dtype, device) for group in groups.values() if len(group) > 1]
     return Attending(tuple(alone), tuple(together))
 
 
 def _together(group: list[Segment], dtype: torch.dtype, device: torch.device) -> Together:
     rows = max(segment.rows for segment in group)
     length = max(segment.length for segment in group)
-    slots = [segment.slot for segment in group]
+    slots = np.array([segment.slot for segment in group])
     # a view of all slots up to the last costs no copy, and is worth it while most of them are in use
-    is_view = 2 * len(slots) > max(slots)
-    order = slots if is_view else list(range(len(slots)))
-    count = max(slots) + 1 if is_view else len(slots)
-    lengths = torch.zeros(count, dtype=torch.int64)
-    lengths[order] = torch.tensor([segment.length for segment in group])
-    mask = torch.zeros(count, 1, 1, length, dtype=dtype)
-    mask.masked_fill_(torch.arange(length) >= lengths.clamp_min(1)[:, None, None, None], -torch.inf)
-    places = torch.cat([torch.arange(segment.start, segment.stop) for segment in group])
-    padded = [place * rows + torch.arange(each.rows) for place, each in zip(order, group, strict=True)]
+    is_view = 2 * len(slots) > slots.max()
+    order = slots if is_view else np.arange(len(slots))
+    count = int(order.max()) + 1
+    lengths = np.ones((count, 1, 1, 1), dtype=np.int64)
+    lengths[order, 0, 0, 0] = [segment.length for segment in group]
+    mask = torch.from_numpy(np.where(np.arange(length) < lengths, 0.0, -np.inf)).to(dtype)
+    places = np.concatenate([np.arange(segment.start, segment.stop) for segment in group])
+    padded = np.concatenate([place * rows + np.arange(each.rows) for place, each in zip(order, group, strict=True)])
+    is_dense = len(padded) == count * rows and (np.diff(padded) == 1).all()
     return Together(
-        places=places.to(device, non_blocking=True),
-        padded_places=torch.cat(padded).to(device, non_blocking=True),
-        slots=slice(0, count) if is_view else torch.tensor(slots).to(device, non_blocking=True),
+        places=torch.from_numpy(places).to(device, non_blocking=True),
+        padded_places=None if is_dense else torch.from_numpy(padded).to(device, non_blocking=True),
+        slots=slice(0, count) if is_view else torch.from_numpy(slots).to(device, non_blocking=True),
         samples=count,
         rows=rows,
         length=length,
@@ -96,45 +94,71 @@ def _together(group: list[Segment], dtype: torch.dtype, device: torch.device) ->
 
 def attend(queries_NHE: Tensor, cache: KeyValueCache, layer: int, attending: Attending) -> Tensor:
     if len(attending.alone) == 1 and not attending.together:
-        _, _, slot, length, mask = attending.alone[0]
-        return _attend_one(queries_NHE, *cache.read(layer, slot, length), mask)
+        return _attend_one(queries_NHE, cache, layer, attending.alone[0])
+    if len(attending.together) == 1 and not attending.alone:
+        group = attending.together[0]
+        if group.padded_places is None:
+            return _attend_padded(queries_NHE, cache, layer, group)
     mixed_NHE = torch.empty_like(queries_NHE)
-    for start, stop, slot, length, mask in attending.alone:
-        mixed_NHE[start:stop] = _attend_one(queries_NHE[start:stop], *cache.read(layer, slot, length), mask)
+    for segment in attending.alone:
+        rows = slice(segment.start, segment.stop)
+        mixed_NHE[rows] = _attend_one(queries_NHE[rows], cache, layer, segment)
     for group in attending.together:
-        mixed_NHE[group.places] = _attend_group(queries_NHE[group.places], cache, layer, group)
+        chosen = queries_NHE[group.places]
+        if group.padded_places is None:
+            mixed_NHE[group.places] = _attend_padded(chosen, cache, layer, group)
+        else:
+            padded = chosen.new_zeros(group.samples * group.rows, *chosen.shape[1:])
+            padded[group.padded_places] = chosen
+            mixed_NHE[group.places] = _attend_padded(padded, cache, layer, group)[group.padded_places]
     return mixed_NHE
 
 
-def _attend_one(queries_RHE: Tensor, keys_LKE: Tensor, values_LKE: Tensor, mask: Tensor | None) -> Tensor:
-    rows, heads, width = queries_RHE.shape
-    kv_heads = keys_LKE.shape[1]
-    group = heads // kv_heads
-    queries = queries_RHE.view(rows, kv_heads, group, width).permute(1, 2, 0, 3)  # [K, group, R, E]
-    keys, values = keys_LKE.transpose(0, 1).unsqueeze(1), values_LKE.transpose(0, 1).unsqueeze(1)  # [K, 1, L, E]
-    if mask is None:
-        queries = queries.reshape(kv_heads, 1, group * rows, width)
-        mixed = F.scaled_dot_product_attention(queries, keys, values).view(kv_heads, group, rows, width)
+def _attend_one(queries_RHE: Tensor, cache: KeyValueCache, layer: int, segment: Segment) -> Tensor:
+    keys, values = cache.read(layer, slice(segment.slot, segment.slot + 1), segment.length)
+    if segment.mask is None:
+        folded = _fold(queries_RHE, samples=1, kv_heads=keys.shape[1])
+        return _unfold(F.scaled_dot_product_attention(folded, keys, values), heads=queries_RHE.shape[1])
+    queries = queries_RHE.transpose(0, 1).unsqueeze(0)
+    is_grouped = queries.shape[1] != keys.shape[1]
+    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=segment.mask, enable_gqa=is_grouped)
+    return mixed[0].transpose(0, 1)
+
+
+def _attend_padded(queries_NHE: Tensor, cache: KeyValueCache, layer: int, group: Together) -> Tensor:
+    """One call for several samples, `rows` queries each."""
+    keys, values = cache.read(layer, group.slots, group.length)
+    folded = _fold(queries_NHE, samples=group.samples, kv_heads=keys.shape[1])
+    if folded.device.type == "cpu" and group.length < LONG:
+        mixed = _mix(folded, keys, values, group.mask)
     else:
-        shape = (kv_heads, group, keys.shape[2], width)
-        mixed = F.scaled_dot_product_attention(queries, keys.expand(shape), values.expand(shape), attn_mask=mask)
-    return mixed.permute(2, 0, 1, 3).reshape(rows, heads, width)
+        mask = group.mask.expand(-1, -1, folded.shape[2], -1)
+        mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+    return _unfold(mixed, heads=queries_NHE.shape[1])
 
 
-def _attend_group(queries_NHE: Tensor, cache: KeyValueCache, layer: int, group: Together) -> Tensor:
-    """One call for several samples: [samples, K, group * rows, E] against [samples, K, length, E]."""
+def _mix(queries_SKRE: Tensor, keys_SKLE: Tensor, values_SKLE: Tensor, mask_S11L: Tensor) -> Tensor:
+    """Softmax attention as two batches of matrix multiplications, one per sample and key-value head."""
+    samples, kv_heads, rows, width = queries_SKRE.shape
+    length = keys_SKLE.shape[2]
+    mask = mask_S11L.expand(samples, kv_heads, 1, length).reshape(samples * kv_heads, 1, length)
+    keys, values = (each.reshape(-1, length, width) for each in (keys_SKLE, values_SKLE))
+    scores = torch.baddbmm(mask, queries_SKRE.view(-1, rows, width), keys.transpose(1, 2), alpha=width**-0.5)
+    return torch.bmm(scores.softmax(-1), values).view_as(queries_SKRE)
+
+
+def _fold(queries_NHE: Tensor, *, samples: int, kv_heads: int) -> Tensor:
+    """[samples, K, group * rows, E]: the query heads of a key-value head, one behind the other."""
     _, heads, width = queries_NHE.shape
-    keys, values = (each[group.slots, : group.length].transpose(1, 2) for each in cache.by_slot(layer))
-    kv_heads = keys.shape[1]
-    shared = heads // kv_heads
-    padded = queries_NHE.new_zeros(group.samples * group.rows, heads, width)
-    padded[group.padded_places] = queries_NHE
-    queries = padded.view(group.samples, group.rows, kv_heads, shared, width).permute(0, 2, 3, 1, 4)
-    queries = queries.reshape(group.samples, kv_heads, shared * group.rows, width)
-    mask = group.mask.expand(-1, -1, queries.shape[2], -1)
-    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-    mixed = mixed.view(group.samples, kv_heads, shared, group.rows, width).permute(0, 3, 1, 2, 4)
-    return mixed.reshape(group.samples * group.rows, heads, width)[group.padded_places]
+    split = queries_NHE.view(samples, -1, kv_heads, heads // kv_heads, width)
+    return split.permute(0, 2, 3, 1, 4).reshape(samples, kv_heads, -1, width)
+
+
+def _unfold(mixed_SKRE: Tensor, *, heads: int) -> Tensor:
+    """The reverse: [samples * rows, H, E]."""
+    samples, kv_heads, _, width = mixed_SKRE.shape
+    split = mixed_SKRE.view(samples, kv_heads, heads // kv_heads, -1, width)
+    return split.permute(0, 3, 1, 2, 4).reshape(-1, heads, width)
 
 
 def block_causal_mask(start: int, rows: int, *, block_size: int, device: torch.device) -> Tensor:

@@ -74,7 +74,7 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
     Where a plan says so, `ask` is given the drift measured so far and answers with the steps for the layers behind.
     """
     executed = Executed()
-    rows = pack_rows(steps, memory.cache.capacity, model.device)
+    rows = pack_rows(steps, model.device)
     rotation = Rotation(memory.rotations.cos[rows.positions], memory.rotations.sin[rows.positions])
     drift = None
     if memory.probe_layers and memory.deltas is not None:
@@ -88,8 +88,8 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
             first,
             rows=rows,
             rotation=rotation,
+            cache=memory.cache,
             deltas=memory.deltas,
-            query_width=model.config.heads * model.config.head_dim,
         )
         for index in range(first, last):
             layer = model.layers[index]
@@ -117,15 +117,15 @@ def _run_layer(
     """One layer: rewrite keys and values, mix, add the deltas that ran and those that are reused."""
     queries = None
     if run.is_fused:
+        assert run.places is not None
         queries, keys, values = layer.attention.project(h_ND, run.query_rotation)
-        memory.cache.write(index, run.cache_index, keys, values)
+        memory.cache.write(index, run.places, keys, values)
         executed.count_keys_values(h_ND.shape[0])
     else:
-        if run.keys_values.size:
+        if run.places is not None:
             chosen = run.keys_values.select(h_ND)
-            memory.cache.write(
-                index, run.cache_index, *layer.attention.project_keys_values(chosen, run.keys_values_rotation)
-            )
+            keys_values = layer.attention.project_keys_values(chosen, run.keys_values_rotation)
+            memory.cache.write(index, run.places, *keys_values)
             executed.count_keys_values(chosen.shape[0])
         if run.queries.size:
             queries = layer.attention.project_queries(run.queries.select(h_ND), run.query_rotation)

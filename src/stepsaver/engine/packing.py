@@ -5,16 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stepsaver.engine.attention import Attending, Segment, block_causal_mask, plan_attending
-from stepsaver.engine.cache import DeltaCache
+from stepsaver.engine.cache import DeltaCache, Index, KeyValueCache, Places
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import Rows, row_index
-
-Index = NDArray[np.int64]
 
 
 class Step(NamedTuple):
@@ -32,7 +29,6 @@ class PackedRows(NamedTuple):
 
     tokens: Tensor
     positions: Tensor
-    cache_index: Tensor | slice
     masks: tuple[Tensor | None, ...]  # per sample, for a prefill of several blocks
 
 
@@ -61,7 +57,7 @@ class PackedRun(NamedTuple):
     is_fused: bool  # queries, keys and values of all rows: one projection
     keys_values: Subset
     keys_values_rotation: Rotation
-    cache_index: Tensor | slice
+    places: Places | None  # of the keys and values, if there are any
     queries: Subset
     query_rotation: Rotation
     attending: Attending
@@ -70,15 +66,13 @@ class PackedRun(NamedTuple):
     mlp: Part
 
 
-def pack_rows(steps: Sequence[Step], capacity: int, device: torch.device) -> PackedRows:
+def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:
     windows = [row_index(step.plan.window) for step in steps]
     tokens = np.concatenate([step.tokens[window] for step, window in zip(steps, windows, strict=True)])
     positions = np.concatenate([step.start + window for step, window in zip(steps, windows, strict=True)])
-    slots = np.repeat([step.slot for step in steps], [len(window) for window in windows])
     return PackedRows(
         tokens=_tensor(tokens, device),
         positions=_tensor(positions, device),
-        cache_index=_places(slots * capacity + positions, device),
         masks=tuple(_mask(step, device) for step in steps),
     )
 
@@ -96,8 +90,8 @@ def pack_run(
     *,
     rows: PackedRows,
     rotation: Rotation,
+    cache: KeyValueCache,
     deltas: DeltaCache | None,
-    query_width: int,
 ) -> PackedRun:
     """The index tensors of the run of layers that begins with `layer`."""
     device = rows.tokens.device
@@ -113,12 +107,10 @@ def pack_run(
         is_fused=written.places is None and queries.places is None and kept_rows.places is None,
         keys_values=written,
         keys_values_rotation=_rotation_of(written, rotation),
-        cache_index=_selected_places(written, rows.cache_index, device),
+        places=_places(steps, keys_values, cache),
         queries=queries,
         query_rotation=_rotation_of(queries, rotation),
-        attending=plan_attending(
-            _segments(steps, attention, rows.masks), width=query_width, dtype=rotation.cos.dtype, device=device
-        ),
+        attending=plan_attending(_segments(steps, attention, rows.masks), dtype=rotation.cos.dtype, device=device),
         kept=kept_rows.places,
         attention=_part(steps, attention, kept, deltas, device),
         mlp=_part(steps, mlp, kept, deltas, device),
@@ -151,20 +143,12 @@ def _subset(parts: list[Rows], wholes: list[Rows], device: torch.device) -> Subs
     return Subset(_tensor(np.concatenate(places) if places else np.empty(0, dtype=np.int64), device), size)
 
 
-def _places(index: Index, device: torch.device) -> Tensor | slice:
-    """Places in a cache; as a slice where they lie side by side, which is cheaper to write to."""
-    first, last = int(index[0]), int(index[-1])
-    if last - first + 1 == len(index) and (len(index) == 1 or (np.diff(index) == 1).all()):
-        return slice(first, last + 1)
-    return _tensor(index, device)
-
-
-def _selected_places(subset: Subset, places: Tensor | slice, device: torch.device) -> Tensor | slice:
-    if subset.places is None:
-        return places
-    if isinstance(places, slice):
-        return places.start + subset.places
-    return places[subset.places]
+def _places(steps: Sequence[Step], written: list[Rows], cache: KeyValueCache) -> Places | None:
+    index = [row_index(rows) for rows in written]
+    if not any(map(len, index)):
+        return None
+    slots = np.repeat([step.slot for step in steps], [len(rows) for rows in index])
+    return cache.places(slots, np.concatenate([step.start + rows for step, rows in zip(steps, index, strict=True)]))
 
 
 def _rotation_of(subset: Subset, rotation: Rotation) -> Rotation:

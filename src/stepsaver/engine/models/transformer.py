@@ -29,24 +29,35 @@ class Projection(NamedTuple):
 
 
 class Norm(nn.Module):
+    """Root-mean-square norm. Prepared for inference it is three operations instead of six.
+
+    With n the length of a row of width w, x / sqrt(n^2 / w + eps) is sqrt(w) x / hypot(n, sqrt(w eps)): the factor
+    sqrt(w) goes into the weights, and those into the packed map behind, where there is one.
+    """
+
     def __init__(self, hidden: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(hidden))
         self.eps = eps
-        self.is_folded = False  # whether the weights are part of the packed map behind
+        self.floor: Tensor | None = None  # sqrt(w eps), once prepared
+        self.gain: Tensor | None = None  # sqrt(w) times the weights; None: they are part of the map behind
 
     def scale(self, h_ND: Tensor) -> Tensor:
-        width = h_ND.shape[-1]
-        if torch.is_grad_enabled() or h_ND.dtype not in (torch.float32, torch.float64):
-            return F.rms_norm(h_ND, (width,), self.weight, self.eps)
-        # the same in half as many operations, by the dot product of each row with itself
-        squares = torch.linalg.vecdot(h_ND, h_ND).unsqueeze_(-1)
-        scaled = h_ND * squares.mul_(1 / width).add_(self.eps).rsqrt_()
-        return scaled if self.is_folded else scaled.mul_(self.weight)
+        if self.floor is None:
+            return F.rms_norm(h_ND, (h_ND.shape[-1],), self.weight, self.eps)
+        lengths = torch.linalg.vector_norm(h_ND, dim=-1, keepdim=True)
+        scaled = h_ND / torch.hypot(lengths, self.floor, out=lengths)
+        return scaled if self.gain is None else scaled.mul_(self.gain)
 
     def fold_into(self, linear: Linear, *slices: Slice) -> None:
-        """Packs the map behind the norm with the norm's weights in it."""
-        self.is_folded = linear.pack(*slices, scale=self.weight)
+        """Prepares the norm, unless it is of half precision, and packs the map behind it with its weights in it."""
+        if self.weight.dtype not in (torch.float32, torch.float64):
+            linear.pack(*slices)
+            return
+        width = self.weight.shape[0]
+        gain = self.weight.detach() * width**0.5
+        self.floor = torch.tensor((width * self.eps) ** 0.5, dtype=self.weight.dtype, device=self.weight.device)
+        self.gain = None if linear.pack(*slices, scale=gain) else gain
 
 
 class Attention(nn.Module):
@@ -99,7 +110,8 @@ class Mlp(nn.Module):
 
     def forward(self, h_ND: Tensor) -> Tensor:
         gate, up = self.gate_up.project(self.norm.scale(h_ND)).chunk(2, -1)
-        return self.down.project(F.silu(gate) * up)
+        active = F.silu(gate) * up if torch.is_grad_enabled() else F.silu(gate, inplace=True).mul_(up)
+        return self.down.project(active)
 
     def pack(self) -> None:
         self.norm.fold_into(self.gate_up)
