@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from stepsaver.bench.identity import git_state
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_json
 from stepsaver.engine import registry
@@ -43,6 +42,7 @@ class AuditedCell:
 
     config: ConfigSpec
     identity: dict[str, Any]
+    git: dict[str, Any]  # where the run began
     records: tuple[RequestRecord, ...]
     timings: tuple[dict[str, Any], ...]
     summary: dict[str, Any] | None
@@ -71,7 +71,6 @@ class AuditedTask:
     experiment: Experiment
     task: str
     cells: tuple[AuditedCell, ...]
-    source_is_dirty: bool | None
 
     @property
     def baseline(self) -> AuditedCell | None:
@@ -104,8 +103,10 @@ def read_task(experiment: Experiment, results: Path, cell_folder: str) -> Audite
         summary = read_json(folder / SUMMARY)
         if summary is not None and summary.get("run_id") != stored["run_id"]:
             summary = None  # of another run: never read
-        cells.append(AuditedCell(config, stored["identity"], tuple(cell.all_records), tuple(cell.own_timings), summary))
-    return AuditedTask(experiment, cell_folder, tuple(cells), git_state()["dirty"])
+        git = (stored.get("provenance") or {}).get("git") or {}
+        records, timings = tuple(cell.all_records), tuple(cell.own_timings)
+        cells.append(AuditedCell(config, stored["identity"], git, records, timings, summary))
+    return AuditedTask(experiment, cell_folder, tuple(cells))
 
 
 def audit(task: AuditedTask) -> list[Finding]:
@@ -120,6 +121,10 @@ def _policy(task: AuditedTask, cell: AuditedCell) -> str:
 def samples_are_the_same(task: AuditedTask) -> Iterator[Finding]:
     """Every sample once in every config, and the same prompts."""
     for cell in task.cells:
+        stored = len({(each.key.task, each.key.document) for each in cell.records})
+        wanted = (cell.summary or {}).get("samples", stored)
+        if stored != wanted:
+            yield Finding("invalid", "samples", f"{cell.name} has {stored} samples, its summary is of {wanted}")
         repeated = [str(key) for key, count in Counter(each.key for each in cell.records).items() if count > 1]
         if repeated:
             yield Finding("invalid", "samples", f"{cell.name} has {len(repeated)} samples twice, such as {repeated[0]}")
@@ -222,8 +227,14 @@ def one_machine_and_one_code(task: AuditedTask) -> Iterator[Finding]:
         values = {str(cell.identity.get(name)) for cell in task.cells}
         if len(values) > 1:
             yield Finding("invalid", "provenance", f"configs differ in {name}: {' and '.join(sorted(values))}")
-    if task.source_is_dirty:
-        yield Finding("remark", "provenance", "src/ has changes that no commit holds")
+    commits = {str(cell.git.get("commit")) for cell in task.cells}
+    if len(commits) > 1:
+        yield Finding("remark", "provenance", f"configs were begun at {len(commits)} commits, with the same code")
+    dirty = [cell.name for cell in task.cells if cell.git.get("dirty")]
+    if dirty:
+        yield Finding(
+            "remark", "provenance", f"{len(dirty)} configs were begun while src/ had changes that no commit holds"
+        )
 
 
 def decoding_is_as_declared(task: AuditedTask) -> Iterator[Finding]:
@@ -277,7 +288,8 @@ def texts_neither_run_away_nor_break_off(task: AuditedTask) -> Iterator[Finding]
 def rates_are_steady(task: AuditedTask) -> Iterator[Finding]:
     """A cold start shows as a slow chunk; twins that do the same work have to be about as fast."""
     rates = {
-        cell.name: [each["tokens"] / each["seconds"] for each in cell.timings if each["seconds"]] for cell in task.cells
+        cell.name: [each["tokens"] / each["seconds"] for each in cell.timings if each["seconds"] and each["comparable"]]
+        for cell in task.cells
     }
     for name, values in rates.items():
         slow = [place for place, value in enumerate(values) if value < SLOW_CHUNK * median(values)]
@@ -294,6 +306,18 @@ def rates_are_steady(task: AuditedTask) -> Iterator[Finding]:
                     "rates",
                     f"{one.name} and {other.name} do the same work, one at {ratio:.2f} times the rate",
                 )
+
+
+def timings_are_comparable(task: AuditedTask) -> Iterator[Finding]:
+    """Shards that share a machine slow each other down: what they took says nothing about a config."""
+    shared = [cell.name for cell in task.cells if any(not each["comparable"] for each in cell.timings)]
+    if shared:
+        yield Finding(
+            "remark",
+            "shards",
+            f"{len(shared)} configs have chunks that were timed by concurrent shards on one machine; "
+            "no speed-up counts them",
+        )
 
 
 def predictions_hold(task: AuditedTask) -> Iterator[Finding]:
@@ -334,6 +358,7 @@ CHECKS: tuple[Check, ...] = (
     tokens_end_at_the_stop,
     texts_neither_run_away_nor_break_off,
     rates_are_steady,
+    timings_are_comparable,
     predictions_hold,
     batches_do_not_matter,
 )

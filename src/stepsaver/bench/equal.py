@@ -4,13 +4,13 @@ A rule acts only where a block takes a second step. Where it cannot, every confi
 bit; running all of them would only look like a result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lm_eval.api.instance import Instance
 
-from stepsaver.bench.session import Chunk
+from stepsaver.bench.session import Chunk, ConfigRunner
 from stepsaver.bench.worker import CellRequest, OpenCell
 from stepsaver.engine import registry
 from stepsaver.evaluation.inert import InertRule, ScoredLengths, acting_rules, inert_rules, no_second_step
@@ -26,12 +26,12 @@ class EqualConfigs:
     inert: dict[str, tuple[InertRule, ...]]
 
 
-def find_equal(request: CellRequest, cells: dict[str, OpenCell], chunks: Sequence[Chunk]) -> EqualConfigs:
+def find_equal(request: CellRequest, runners: Mapping[str, ConfigRunner]) -> EqualConfigs:
     """Groups the configs of a scoring task by what can act in them. Generative cells always run."""
     if request.task.path != "scoring":
         return EqualConfigs({}, {})
-    any_lm = next(iter(cells.values())).runner.lm
-    lengths: list[ScoredLengths] = any_lm.scored_lengths([each for chunk in chunks for each in chunk.requests])
+    any_lm = next(iter(runners.values())).lm
+    lengths: list[ScoredLengths] = any_lm.scored_lengths([each for chunk in request.chunks for each in chunk.requests])
     options = {
         "block_size": request.session.decoding.block_size,
         "estimator": request.experiment.spec.estimator,
@@ -40,8 +40,8 @@ def find_equal(request: CellRequest, cells: dict[str, OpenCell], chunks: Sequenc
     leader_of: dict[str, str] = {}
     inert: dict[str, tuple[InertRule, ...]] = {}
     leaders: dict[tuple[Any, ...], str] = {}
-    for name, opened in cells.items():
-        engine = opened.runner.engine
+    for name, runner in runners.items():
+        engine = runner.engine
         inert[name] = inert_rules(engine.rules, lengths, **options)  # type: ignore[arg-type]
         acting = tuple(map(registry.describe, acting_rules(engine.rules, inert[name])))
         policy = "any" if single_step else registry.describe(engine.policy)

@@ -48,8 +48,12 @@ def _layers(folder: Path) -> int | None:
 
 def results_folder(experiment: Experiment, model: str) -> Path:
     """Other models than the experiment's own have a folder of their own."""
-    results = experiment.folder / "results"
+    results = experiment.folder.resolve() / "results"
     return results if model == experiment.spec.model else results / model.strip("/").replace("/", "__")
+
+
+def logs_folder(experiment: Experiment) -> Path:
+    return experiment.folder.resolve() / "logs"
 
 
 def read_summaries(experiment: Experiment, results: Path, cell_folder: str) -> dict[str, dict[str, Any]]:

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import platform
 import subprocess
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import stepsaver
 
@@ -40,8 +43,24 @@ def library_versions() -> dict[str, str]:
     return {name: version(name) for name in NUMERIC_PACKAGES}
 
 
+def environment() -> dict[str, Any]:
+    """What this process runs on: versions and threads. Never the environment's variables, which may hold secrets."""
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        **library_versions(),
+    }
+
+
 def run_id(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def differing_parts(stored: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
+    """What makes a stored run another one than that of these parts."""
+    plain = json.loads(json.dumps(parts, default=str))
+    return [name for name in plain.keys() | stored.keys() if stored.get(name) != plain.get(name)]
 
 
 def git_state() -> dict[str, Any]:

@@ -1,20 +1,35 @@
-"""Running an experiment on this machine: every task, every config that is missing, summaries at the end."""
+"""Running an experiment, or a part of it: every task, every config that is missing, summaries when all is there."""
 
+import sys
+import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.equal import find_equal, follow
+from stepsaver.bench.equal import EqualConfigs, find_equal, follow
 from stepsaver.bench.experiments import results_folder
 from stepsaver.bench.session import Chunk, ConfigRunner, open_session
+from stepsaver.bench.shards import Part, merge, merge_what_was_left, write_apart
 from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.store import exclusive
+from stepsaver.bench.store import exclusive, merging
 from stepsaver.bench.summary import build_summary, score_cell
-from stepsaver.bench.worker import CellRequest, OpenCell, Progress, open_cells, run_missing, task_chunks
+from stepsaver.bench.worker import (
+    CellRequest,
+    OpenCell,
+    Opening,
+    Progress,
+    cell_request,
+    check_coverage,
+    open_cells,
+    run_missing,
+)
 from stepsaver.evaluation.task_loading import LoadedTask, TaskOptions, load_task
 
 INVARIANCE_SAMPLES = 4
+
+Summary = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -28,47 +43,87 @@ class RunOptions:
     confirm_run_unsafe_code: bool = False
 
 
-def run_experiment(experiment: Experiment, options: RunOptions, progress: Progress) -> dict[str, list[dict[str, Any]]]:
-    """Runs what is missing. Returns the summaries of each task, the baseline's first."""
-    # tasks first: what is wrong with them shows before a model is loaded
-    tasks = [_load(name, experiment, options) for name in options.tasks]
-    results = results_folder(experiment, options.model)
-    spec = experiment.spec
-    batch_size = spec.batch_size if options.model == spec.model else spec.batch_size_elsewhere
+@dataclass(frozen=True)
+class Shard:
+    """A part of a run, ready to be sent to another process or machine."""
+
+    experiment: Experiment
+    options: RunOptions
+    part: Part
+
+    @property
+    def results(self) -> Path:
+        return results_folder(self.experiment, self.options.model)
+
+    def run(self, progress: Progress) -> None:
+        """Runs what is missing of the part; stored chunks are not run again, so it may be stopped and run again."""
+        # tasks first: what is wrong with them shows before a model is loaded
+        tasks = [load(name, self.experiment, self.options) for name in self.options.tasks]
+        with exclusive(self.results, with_shards=not self.part.is_whole):
+            session = open_session(self.experiment, model_name=self.options.model, is_alone=self.part.is_alone)
+            for task in tasks:
+                request = cell_request(self.experiment, session, task, self.options.limit)
+                _run_task(self, request, progress)
+
+
+def make_shards(experiment: Experiment, options: RunOptions, count: int, *, share_machine: bool) -> list[Shard]:
+    label = time.strftime("%Y%m%dT%H%M%S-", time.gmtime()) + uuid.uuid4().hex[:6]
+    is_alone = count == 1 or not share_machine
+    return [Shard(experiment, options, Part(label, index, count, is_alone)) for index in range(count)]
+
+
+def log_progress(config: str, done: int, total: int) -> None:
+    """For a shard without a terminal."""
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {config}: {done} of {total} chunks", flush=True)
+
+
+def prepare(results: Path) -> None:
+    """Before anything is run: nobody else is, and no shard of an earlier run has something left to merge."""
     with exclusive(results):
-        session = open_session(experiment, model_name=options.model, batch_size=batch_size)
-        return {
-            task.name: _run_task(CellRequest(experiment, session, task, options.limit), options, results, progress)
-            for task in tasks
-        }
+        merge_what_was_left(results)
 
 
-def _load(name: str, experiment: Experiment, options: RunOptions) -> LoadedTask:
+def load(name: str, experiment: Experiment, options: RunOptions) -> LoadedTask:
     data_dir = options.data_dir or experiment.spec.data_dir
     return load_task(name, TaskOptions(data_dir=data_dir, confirm_run_unsafe_code=options.confirm_run_unsafe_code))
 
 
-def _run_task(request: CellRequest, options: RunOptions, results: Path, progress: Progress) -> list[dict[str, Any]]:
-    experiment = request.experiment
-    configs = _with_baseline(experiment, options.configs)
-    forced = frozenset(config.name for config in options.configs) if options.force else frozenset[str]()
-    cells = open_cells(request, configs, results, force=forced)
-    chunks = task_chunks(request, cells)
-    equal = find_equal(request, cells, chunks)
-    run_missing(request, {name: cells[name] for name in cells if name not in equal.leader_of}, chunks, progress)
+def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> None:
+    part, results = shard.part, shard.results
+    configs = with_baseline(shard.experiment, shard.options.configs)
+    forced = frozenset(config.name for config in shard.options.configs) if shard.options.force else frozenset[str]()
+    with merging(results):
+        cells = open_cells(request, configs, results, Opening(part.label, forced))
+    for path in (path for opened in cells.values() for path in opened.cell.damaged):
+        print(f"note: a damaged file was set aside as {path}; its samples are run again", file=sys.stderr)
+    equal = find_equal(request, {name: opened.runner for name, opened in cells.items()})
+    computed = {name: opened for name, opened in cells.items() if name not in equal.leader_of}
+    if not part.is_whole:
+        write_apart(computed, part)
+    run_missing(request, computed, part.chunks(request.chunks), progress)
+    with merging(results):
+        if not part.is_whole:
+            merged = open_cells(request, configs, results, Opening(part.label))
+            for name, opened in computed.items():
+                merge(opened.written, merged[name].cell)
+            cells = merged
+        if all(chunk.number in cells[name].cell.records for name in computed for chunk in request.chunks):
+            _summarise(request, cells, equal)
+
+
+def _summarise(request: CellRequest, cells: dict[str, OpenCell], equal: EqualConfigs) -> None:
+    chunks, baseline = request.chunks, request.experiment.spec.baseline
     checked = {name: follow(cells[name], cells[leader], chunks) for name, leader in equal.leader_of.items()}
-    baseline = cells[experiment.spec.baseline]
+    for opened in cells.values():
+        check_coverage(chunks, opened.cell)
     scored = {name: score_cell(request, opened) for name, opened in cells.items()}
-    summaries = []
     for name, opened in cells.items():
-        summary = build_summary(request, opened, baseline, scored[name], scored[experiment.spec.baseline])
+        summary = build_summary(request, opened, cells[baseline], scored[name], scored[baseline])
         summary["inert_rules"] = [each._asdict() for each in equal.inert.get(name, ())]
         summary["equal_to"] = equal.leader_of.get(name)
         summary["spot_check"] = checked.get(name)
         summary["batch_invariance"] = batch_invariance(request, opened, chunks[0])
         opened.cell.write_summary(summary)
-        summaries.append(summary)
-    return summaries
 
 
 def batch_invariance(request: CellRequest, opened: OpenCell, chunk: Chunk) -> dict[str, int]:
@@ -93,6 +148,6 @@ def _close(one: float | None, other: float | None) -> bool:
     return one is other or (one is not None and other is not None and abs(one - other) < 1e-4)
 
 
-def _with_baseline(experiment: Experiment, configs: Sequence[ConfigSpec]) -> list[ConfigSpec]:
+def with_baseline(experiment: Experiment, configs: Sequence[ConfigSpec]) -> list[ConfigSpec]:
     baseline = experiment.config(experiment.spec.baseline)
     return [baseline, *(config for config in configs if config.name != baseline.name)]

@@ -1,5 +1,7 @@
 """One process, one model: what all configs of a run share, and the chunks of samples they are measured on."""
 
+import hashlib
+import json
 import resource
 import time
 import uuid
@@ -11,12 +13,14 @@ from typing import Any
 import torch
 from lm_eval.api.instance import Instance
 
+from stepsaver.bench.identity import folder_hash
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.step_counts import count_steps
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.decoding import Decoding, resolve_decoding
 from stepsaver.engine.engine import Engine, choose_device, choose_dtype
+from stepsaver.engine.models.config import read_config
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.trace import Trace
@@ -46,17 +50,20 @@ class Chunk:
     requests: tuple[Instance, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     """A loaded model with its tokenizer. Timings of one session can be compared with each other."""
 
     identity: str
     model: Transformer
     folder: Path
+    model_hash: str
+    device: torch.device
     tokenizer: TextTokenizer
     decoding: Decoding
     batch_size: int
     loading_seconds: float
+    is_alone: bool = True  # on its machine, as far as this run knows: its timings can be compared
 
     def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:
         policy = parse_policy(config.policy or experiment.spec.decoding.policy)
@@ -65,12 +72,21 @@ class Session:
         )
 
 
-def open_session(experiment: Experiment, *, model_name: str, batch_size: int) -> Session:
+def open_session(
+    experiment: Experiment, *, model_name: str, has_weights: bool = True, is_alone: bool = True
+) -> Session:
+    """Loads the experiment's model or another one. Without weights a session can plan, not run."""
     spec = experiment.spec
     folder = resolve_model(model_name)
-    started = time.perf_counter()
+    model_hash = folder_hash(folder)
     device = choose_device("auto")
-    model = load_model(folder, dtype=choose_dtype(spec.dtype, device), device=device)
+    dtype = choose_dtype(spec.dtype, device)
+    started = time.perf_counter()
+    if has_weights:
+        model = load_model(folder, dtype=dtype, device=device)
+    else:
+        with torch.device("meta"):
+            model = Transformer(read_config(folder)).to(dtype)
     decoding = resolve_decoding(
         model.config,
         sub_block_size=spec.decoding.sub_block_size,
@@ -79,7 +95,18 @@ def open_session(experiment: Experiment, *, model_name: str, batch_size: int) ->
         block_cache=spec.decoding.block_cache,
     )
     loading = time.perf_counter() - started
-    return Session(uuid.uuid4().hex[:12], model, folder, TextTokenizer(folder), decoding, batch_size, loading)
+    return Session(
+        uuid.uuid4().hex[:12],
+        model,
+        folder,
+        model_hash,
+        device,
+        TextTokenizer(folder),
+        decoding,
+        spec.batch_size if model_name == spec.model else spec.batch_size_elsewhere,
+        loading,
+        is_alone,
+    )
 
 
 def make_chunks(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions, size: int) -> list[Chunk]:
@@ -94,6 +121,16 @@ def make_chunks(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions, s
         members = tuple(keys[start : start + size])
         chunks.append(Chunk(number, members, tuple(request for key in members for request in by_sample[key])))
     return chunks
+
+
+def data_hash(chunks: Sequence[Chunk]) -> str:
+    """Of everything that a task asks, and of the documents that its answers are compared with."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        for request in chunk.requests:
+            content = [request.task_name, request.doc_id, request.arguments, request.doc]
+            digest.update(json.dumps(content, sort_keys=True, default=lambda each: type(each).__name__).encode())
+    return digest.hexdigest()[:16]
 
 
 class ConfigRunner:
@@ -129,6 +166,7 @@ class ConfigRunner:
         return {
             "chunk": chunk,
             "session": self.session.identity,
+            "comparable": self.session.is_alone,
             "when": time.time(),
             "samples": samples,
             "requests": meter.requests,

@@ -8,6 +8,7 @@ with another id.
 import fcntl
 import json
 import os
+import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stepsaver.bench.identity import differing_parts
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord, record_from_json, record_to_json
 
@@ -33,6 +35,7 @@ class Cell:
     timings: list[Timing] = field(default_factory=list)  # a chunk may have been timed more than once
     sessions: dict[int, str] = field(default_factory=dict)  # by chunk, the session that its samples come from
     damaged: list[Path] = field(default_factory=list)  # files that were set aside when the cell was opened
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # of the run's beginning
 
     def append_chunk(self, chunk: int, records: Sequence[RequestRecord], timing: Mapping[str, Any]) -> None:
         """Stores a finished chunk: all of its samples or none. The timing goes first, so that none is without it."""
@@ -62,18 +65,35 @@ class Cell:
         return [by_run[chunk, self.sessions[chunk]] for chunk in sorted(self.sessions)]
 
 
-def open_cell(folder: Path, identity: Mapping[str, Any], run_id: str, *, force: bool = False) -> Cell:
-    """The cell for a run. Results of another run, or all of them with `force`, move to `previous/<run id>`."""
+def open_cell(
+    folder: Path,
+    identity: Mapping[str, Any],
+    run_id: str,
+    *,
+    force: bool = False,
+    label: str = "",
+    provenance: Mapping[str, Any] | None = None,
+) -> Cell:
+    """The cell for a run. Results of another run, or all of them with `force`, move to `previous/<run id>`.
+
+    `label` names the run that opens it: of its processes only the first may set anything aside. `provenance` is kept
+    from the moment the run begins.
+    """
     stored = read_json(folder / IDENTITY)
-    if stored is not None and (force or stored.get("run_id") != run_id):
+    is_ours = stored is not None and bool(label) and stored.get("opened_by") == label
+    if stored is not None and stored.get("run_id") != run_id and is_ours:
+        parts = ", ".join(differing_parts(stored["identity"], identity))
+        raise UsageError(f"the shards of one run differ in {parts}: {folder}")
+    if stored is not None and (stored.get("run_id") != run_id or (force and not is_ours)):
         _set_aside(folder, str(stored.get("run_id")))
         stored = None
     folder.mkdir(parents=True, exist_ok=True)
     if stored is None:
-        write_beside(
-            folder / IDENTITY, json.dumps({"run_id": run_id, "identity": identity}, indent=1, default=str) + "\n"
-        )
-    return read_cell(folder, run_id, repair=True)
+        stored = {"run_id": run_id, "opened_by": label, "provenance": provenance, "identity": identity}
+        write_beside(folder / IDENTITY, json.dumps(stored, indent=1, default=str) + "\n")
+    cell = read_cell(folder, run_id, repair=True)
+    cell.provenance = stored.get("provenance") or {}
+    return cell
 
 
 class _StoredChunk(NamedTuple):
@@ -198,17 +218,25 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """One runner at a time: a second one stops with a message."""
+def exclusive(folder: Path, *, with_shards: bool = False) -> Iterator[None]:
+    """One run at a time: a second one stops with a message. The shards of a run hold the lock together."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, (fcntl.LOCK_SH if with_shards else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             stream.seek(0)
             owner = stream.read().strip() or "unknown"
             raise UsageError(f"another run is writing to {folder} (process {owner}); wait for it or stop it") from None
         stream.truncate(0)
-        stream.write(str(os.getpid()))
+        stream.write(f"{os.getpid()} on {platform.node()}")
         stream.flush()
+        yield
+
+
+@contextmanager
+def merging(folder: Path) -> Iterator[None]:
+    """One process at a time opens or fills what the shards of a run share; the others wait."""
+    with (folder / ".merging").open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
         yield

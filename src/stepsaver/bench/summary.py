@@ -1,13 +1,9 @@
 """From stored chunks to `summary.json`: accuracy, throughput, paired comparison with the baseline, provenance."""
 
-import platform
 import time
 from collections import defaultdict
 from typing import Any
 
-import torch
-
-from stepsaver.bench.identity import git_state, library_versions
 from stepsaver.bench.spec import Criterion
 from stepsaver.bench.statistics import bootstrap_p, median_interval, paired_drop, share_interval
 from stepsaver.bench.step_counts import counted_ceiling
@@ -15,6 +11,19 @@ from stepsaver.bench.store import Timing
 from stepsaver.bench.worker import CellRequest, OpenCell
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
+
+# What a run was effectively done with, besides its model.
+EFFECTIVE = (
+    "limit",
+    "batch_size",
+    "chunk_samples",
+    "seed",
+    "policy",
+    "rules",
+    "decoding",
+    "max_new_tokens",
+    "estimator",
+)
 
 
 def score_cell(request: CellRequest, opened: OpenCell) -> TaskResult:
@@ -27,9 +36,10 @@ def score_cell(request: CellRequest, opened: OpenCell) -> TaskResult:
 
 
 def chunk_pairs(timings: list[Timing], baseline: list[Timing]) -> list[tuple[Timing, Timing]]:
-    """Timings of the same chunk in the same session, config and baseline."""
-    theirs = {(each["session"], each["chunk"]): each for each in baseline}
-    return [(each, theirs[key]) for each in timings if (key := (each["session"], each["chunk"])) in theirs]
+    """Timings of the same chunk in the same session, config and baseline; none of those that shared their machine."""
+    theirs = {(each["session"], each["chunk"]): each for each in baseline if each["comparable"]}
+    ours = [each for each in timings if each["comparable"]]
+    return [(each, theirs[key]) for each in ours if (key := (each["session"], each["chunk"])) in theirs]
 
 
 def speed_ups(pairs: list[tuple[Timing, Timing]]) -> dict[str, list[float]]:
@@ -62,7 +72,6 @@ def build_summary(
     pairs = chunk_pairs(opened.cell.timings, baseline.cell.timings)
     accuracy = share_interval(sum(values.values()), len(values))
     ups = speed_ups(pairs)
-    session = request.session
     return {
         "task": request.task.name,
         "config": opened.runner.config.name,
@@ -81,6 +90,9 @@ def build_summary(
         },
         "speed_up": {name: list(median_interval(ratios)) for name, ratios in ups.items()},
         "speed_up_chunks": len(pairs),
+        "chunks": len(timings),
+        "chunks_not_comparable": sum(not each["comparable"] for each in timings),
+        "sessions": len({each["session"] for each in timings}),
         "confirmation_p": confirmation_p(
             ups, [base_values[key] - values[key] for key in keys], request.experiment.spec.success.confirm_if
         ),
@@ -101,15 +113,10 @@ def build_summary(
         | {"by_kind": _kinds(timings)},
         "peak_memory_bytes": max((each["peak_memory_bytes"] for each in timings), default=0),
         "gpu_info": ", ".join(sorted({each["gpu"] for each in timings if each["gpu"]})) or None,
-        "git": git_state(),
-        "environment": {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "threads": torch.get_num_threads(),
-            **library_versions(),
-        },
-        "model_args": {"model": request.session.folder.name, "dtype": str(session.model.dtype)},
-        "eval_params": {"limit": request.limit, "batch_size": session.batch_size, "seed": request.experiment.spec.seed},
+        "git": opened.cell.provenance.get("git"),
+        "environment": opened.cell.provenance.get("environment"),
+        "model_args": {"model": request.session.folder.name, "dtype": opened.identity["dtype"]},
+        "eval_params": {name: opened.identity[name] for name in EFFECTIVE},
         "run_id": opened.cell.run_id,
         "identity": opened.identity,
     }

@@ -61,7 +61,7 @@ def _judge_one(summary: dict[str, Any], success: Success, *, stands: bool) -> Co
 
 def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Success) -> tuple[Outcome, str]:
     if isnan(up.value):
-        return "undecided", "no chunk was timed beside the baseline in one session"
+        return "undecided", _why_no_speed_up(summary)
     if summary["speed_up_chunks"] < LEAST_CHUNKS:
         return "undecided", f"only {summary['speed_up_chunks']} of at least {LEAST_CHUNKS} chunks are timed"
     wanted, unwanted = success.confirm_if, success.reject_if
@@ -75,7 +75,13 @@ def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Suc
         return "rejected", f"the speed-up is not {wanted.speed_up} on its interval"
     if _surely_not(drop, wanted.drop_points):
         return "rejected", f"the drop is not {wanted.drop_points} points on its interval"
-    return "undecided", f"about {_samples_needed(up, drop, summary, success)} samples would decide it"
+    return "undecided", _what_would_decide(up, drop, summary, success)
+
+
+def _why_no_speed_up(summary: dict[str, Any]) -> str:
+    if summary.get("chunks_not_comparable"):
+        return "its chunks were timed by shards that shared a machine, which gives no speed-up"
+    return "no chunk was timed beside the baseline in one session"
 
 
 def _surely(interval: Interval, condition: Condition) -> bool:
@@ -86,19 +92,19 @@ def _surely_not(interval: Interval, condition: Condition) -> bool:
     return interval.high <= condition.bound if condition.sign == ">" else interval.low >= condition.bound
 
 
-def _samples_needed(up: Interval, drop: Interval, summary: dict[str, Any], success: Success) -> int:
-    """Intervals shrink with the root of the number of samples: how many until neither holds its bound."""
+def _what_would_decide(up: Interval, drop: Interval, summary: dict[str, Any], success: Success) -> str:
+    """Intervals shrink with the root of the number of samples: how many more until neither holds its bound."""
     factor = 1.0
     for interval, condition in ((up, success.confirm_if.speed_up), (drop, success.confirm_if.drop_points)):
         distance = abs(interval.value - condition.bound)
         width = max(interval.high - interval.value, interval.value - interval.low)
-        if width > distance > 0:
-            factor = max(factor, (width / distance) ** 2)
-    return ceil(factor * summary["samples"])
+        if distance == 0:
+            return f"a value lies on its bound {condition}, where no number of samples decides"
+        factor = max(factor, (width / distance) ** 2)
+    return f"about {ceil((factor - 1) * summary['samples'])} more samples would decide it"
 
 
 def _figures(each: ConfigVerdict) -> str:
-    return (
-        f"{each.speed_up.value:.2f}x [{each.speed_up.low:.2f}, {each.speed_up.high:.2f}] at a drop of "
-        f"{each.drop_points.value:.1f} [{each.drop_points.low:.1f}, {each.drop_points.high:.1f}] points"
-    )
+    up, drop = each.speed_up, each.drop_points
+    speed = "no speed-up" if isnan(up.value) else f"{up.value:.2f}x [{up.low:.2f}, {up.high:.2f}]"
+    return f"{speed} at a drop of {drop.value:.1f} [{drop.low:.1f}, {drop.high:.1f}] points"

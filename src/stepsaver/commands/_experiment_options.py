@@ -1,7 +1,8 @@
-"""The options that commands on an experiment share."""
+"""The options that commands on an experiment share, and what they choose."""
 
 import argparse
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepsaver.engine.errors import UsageError
 
@@ -14,6 +15,27 @@ def add_cell_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", action="append", metavar="T", help="only this task; may be repeated")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N samples of each (sub)task")
     parser.add_argument("--model", metavar="M", help="another model than the experiment's own")
+
+
+class Chosen(NamedTuple):
+    """An experiment, where its results are, and the folder of each chosen task in there."""
+
+    experiment: "Experiment"
+    results: Path
+    cell_folders: dict[str, str]
+
+    def nothing_there(self) -> UsageError:
+        return UsageError(f"{self.experiment.name} has no results yet; run it first")
+
+
+def choose(options: argparse.Namespace, name: str | None = None) -> Chosen:
+    """What the options choose of the experiment that they name, or of another one."""
+    from stepsaver.bench.experiments import find_experiment, results_folder
+
+    experiment = find_experiment(name or options.experiment)
+    results = results_folder(experiment, options.model or experiment.spec.model)
+    tasks = chosen_tasks(options, experiment)
+    return Chosen(experiment, results, {task: cell_folder(task, options.limit) for task in tasks})
 
 
 def chosen_tasks(options: argparse.Namespace, experiment: "Experiment") -> tuple[str, ...]:

@@ -3,8 +3,7 @@
 import argparse
 import json
 
-from stepsaver.commands._experiment_options import add_cell_arguments, cell_folder, chosen_tasks
-from stepsaver.engine.errors import UsageError
+from stepsaver.commands._experiment_options import add_cell_arguments, choose
 
 HELP = "whether results can be trusted; exit code 1 if anything is invalid"
 
@@ -16,16 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.audit import CHECKS, audit, read_task
-    from stepsaver.bench.experiments import find_experiment, results_folder
 
-    experiment = find_experiment(options.experiment)
-    results = results_folder(experiment, options.model or experiment.spec.model)
-    audited = [
-        read_task(experiment, results, cell_folder(task, options.limit)) for task in chosen_tasks(options, experiment)
-    ]
-    audited = [each for each in audited if each.cells]
+    chosen = choose(options)
+    read = [read_task(chosen.experiment, chosen.results, folder) for folder in chosen.cell_folders.values()]
+    audited = [each for each in read if each.cells]
     if not audited:
-        raise UsageError(f"{experiment.name} has no results yet; run it first")
+        raise chosen.nothing_there()
     findings = [(each.task, finding) for each in audited for finding in audit(each)]
     if options.json:
         rows = [{"task": task, "level": f.level, "check": f.check, "message": f.message} for task, f in findings]

@@ -2,7 +2,7 @@
 
 import argparse
 
-from stepsaver.commands._experiment_options import add_cell_arguments, cell_folder, chosen_tasks
+from stepsaver.commands._experiment_options import add_cell_arguments, choose
 from stepsaver.engine.errors import UsageError
 
 HELP = "set invalid results aside, on record"
@@ -15,14 +15,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiments import discard, find_experiment, results_folder
+    from stepsaver.bench.experiments import discard
+    from stepsaver.bench.store import exclusive
 
     if not options.why.strip():
         raise UsageError("--why is empty; a reason has to stay on record")
-    experiment = find_experiment(options.experiment)
-    results = results_folder(experiment, options.model or experiment.spec.model)
+    experiment, results, cell_folders = choose(options)
     configs = [experiment.config(name).name for name in options.configs] or [each.name for each in experiment.configs]
-    for task in chosen_tasks(options, experiment):
-        moved = discard(experiment, results, cell_folder(task, options.limit), configs, options.why)
-        print(f"{task}: set aside {', '.join(moved)}")
+    with exclusive(results):
+        for task, folder in cell_folders.items():
+            moved = discard(experiment, results, folder, configs, options.why)
+            print(f"{task}: set aside {', '.join(moved)}")
     return 0

@@ -4,17 +4,21 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepsaver.commands._experiment_options import add_cell_arguments, cell_folder, chosen_tasks
+from stepsaver.commands._experiment_options import Chosen, add_cell_arguments, choose
+from stepsaver.commands._plan import print_plan
 from stepsaver.commands._progress import counting_progress
+from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
     from stepsaver.bench.run import RunOptions
-    from stepsaver.bench.spec import Experiment
+    from stepsaver.bench.spec import Resources
 
 HELP = "run what is missing of an experiment"
+RESOURCES = {"partition": str, "account": str, "gres": str, "minutes": int, "cpus": int, "memory_gb": int}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,50 +27,107 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="set aside what is stored of the chosen configs, run again"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be run; write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be run and its cost; write nothing")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="local files instead of the hub")
+    parser.add_argument(
+        "--estimator",
+        choices=("trajectory", "reference"),
+        help="how log-likelihoods are computed (default: the file's)",
+    )
     parser.add_argument("--confirm-run-unsafe-code", action="store_true", help="allow tasks that run the model's code")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    where = parser.add_argument_group("where it runs")
+    where.add_argument("--runner", default="local", metavar="R", help="local or slurm (default: %(default)s)")
+    where.add_argument("--shards", type=int, default=1, metavar="N", help="processes or jobs, each with its chunks")
+    for name, kind in RESOURCES.items():
+        where.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, help="of a SLURM job (default: the file's resources)"
+        )
 
 
 def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own, also where there is no terminal
-    from stepsaver.bench.experiments import find_experiment
-    from stepsaver.bench.run import RunOptions, run_experiment
-    from stepsaver.bench.verdict import judge
-    from stepsaver.report.tables import plain_table, result_rows
+    from stepsaver.bench.experiments import logs_folder
+    from stepsaver.bench.jobs import job_states, refuse_beside_jobs
+    from stepsaver.bench.plan import plan_run
+    from stepsaver.bench.run import make_shards, prepare
+    from stepsaver.bench.runners import find_runner
 
-    experiment = find_experiment(options.experiment)
-    tasks = chosen_tasks(options, experiment)
-    configs = tuple(map(experiment.config, options.configs)) or experiment.configs
+    chosen = _with_estimator(choose(options), options.estimator)
+    experiment, logs = chosen.experiment, logs_folder(chosen.experiment)
+    if options.shards < 1:
+        raise UsageError(f"{options.shards} shards are too few")
+    runner, resources = find_runner(options.runner), _resources(options, experiment.spec.resources)
+    request = _request(options, chosen)
     for remark in experiment.remarks:
         print(f"note: {remark}", file=sys.stderr)
     if options.dry_run:
-        for task in tasks:
-            print(f"{task}: {', '.join(config.name for config in configs)}")
+        print_plan(plan_run(experiment, request), shards=options.shards, as_json=options.json)
         return 0
-    request = RunOptions(
-        tasks=tasks,
-        configs=configs,
+    refuse_beside_jobs(logs, chosen.results)
+    prepare(chosen.results)
+    shards = make_shards(experiment, request, options.shards, share_machine=options.runner == "local")
+    with counting_progress("running") as progress:
+        is_done = runner.launch(shards, logs, resources, progress)
+    if is_done:
+        return _show_results(chosen, request, as_json=options.json)
+    job = job_states(logs)[-1]
+    print(json.dumps({"job": job.job, "shards": job.shards}) if options.json else f"submitted {job}\nlogs: {logs}")
+    return 0
+
+
+def _with_estimator(chosen: Chosen, estimator: str | None) -> Chosen:
+    if estimator is None:
+        return chosen
+    spec = chosen.experiment.spec.model_copy(update={"estimator": estimator})
+    return chosen._replace(experiment=replace(chosen.experiment, spec=spec))
+
+
+def _resources(options: argparse.Namespace, stored: "Resources") -> "Resources":
+    """The file's, with what was given on the command line."""
+    given = {name: getattr(options, name) for name in RESOURCES if getattr(options, name) is not None}
+    if given and options.runner == "local":
+        raise UsageError(f"--{next(iter(given)).replace('_', '-')} is for jobs; the local runner takes no resources")
+    return type(stored).model_validate(stored.model_dump() | given)
+
+
+def _request(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
+    from stepsaver.bench.run import RunOptions
+
+    experiment = chosen.experiment
+    return RunOptions(
+        tasks=tuple(chosen.cell_folders),
+        configs=tuple(map(experiment.config, options.configs)) or experiment.configs,
         model=options.model or experiment.spec.model,
         limit=options.limit,
         force=options.force,
-        data_dir=options.data_dir,
+        data_dir=options.data_dir and options.data_dir.resolve(),
         confirm_run_unsafe_code=options.confirm_run_unsafe_code,
     )
-    with counting_progress("running") as progress:
-        found = run_experiment(experiment, request, progress)
-    if options.json:
+
+
+def _show_results(chosen: Chosen, request: "RunOptions", *, as_json: bool) -> int:
+    from stepsaver.bench.experiments import read_summaries
+    from stepsaver.bench.run import with_baseline
+    from stepsaver.bench.verdict import judge
+    from stepsaver.report.tables import plain_table, result_rows
+
+    experiment = chosen.experiment
+    found: dict[str, list[dict[str, Any]]] = {}
+    for task, folder in chosen.cell_folders.items():
+        stored = read_summaries(experiment, chosen.results, folder)
+        found[task] = [stored[config.name] for config in with_baseline(experiment, request.configs)]
+    if as_json:
         print(json.dumps(found, default=str))
         return 0
     for task, summaries in found.items():
         verdict = judge(summaries, experiment.spec.success)
         print(f"\n{experiment.name}, {task}, {summaries[0]['samples']} samples: {experiment.spec.question}\n")
         print(plain_table(result_rows(summaries, verdict)))
-        for line in _inert_lines(summaries):
+        for line in [*_inert_lines(summaries), *_timing_lines(summaries)]:
             print(line)
         print(f"\n{verdict.sentence}")
-    return _audit(experiment, request)
+    return _audit(chosen)
 
 
 def _inert_lines(summaries: list[dict[str, Any]]) -> list[str]:
@@ -79,15 +140,18 @@ def _inert_lines(summaries: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _audit(experiment: "Experiment", request: "RunOptions") -> int:
+def _timing_lines(summaries: list[dict[str, Any]]) -> list[str]:
+    shared = [summary["config"] for summary in summaries if summary["chunks_not_comparable"]]
+    return ["timings of concurrent shards on one machine: they enter no speed-up"] if shared else []
+
+
+def _audit(chosen: Chosen) -> int:
     """Says what is wrong with the results at the end of every run."""
     from stepsaver.bench.audit import audit, read_task
-    from stepsaver.bench.experiments import results_folder
 
-    results = results_folder(experiment, request.model)
     is_invalid = False
-    for task in request.tasks:
-        for finding in audit(read_task(experiment, results, cell_folder(task, request.limit))):
+    for folder in chosen.cell_folders.values():
+        for finding in audit(read_task(chosen.experiment, chosen.results, folder)):
             print(f"audit, {finding.level}: {finding.message} [{finding.check}]")
             is_invalid |= finding.level == "invalid"
     return 1 if is_invalid else 0

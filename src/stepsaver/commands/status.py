@@ -1,10 +1,11 @@
-"""`stepsaver status`: what is done, a tick per config and the samples stored."""
+"""`stepsaver status`: what is done, a tick per config and the samples stored; and the jobs that are at it."""
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
-from stepsaver.commands._experiment_options import cell_folder, chosen_tasks
+from stepsaver.commands._experiment_options import Chosen, choose
 
 HELP = "what is done of an experiment, or of all"
 
@@ -18,33 +19,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiments import experiment_names, find_experiment, results_folder
-    from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_json
+    from stepsaver.bench.experiments import experiment_names, logs_folder
+    from stepsaver.bench.jobs import job_states
 
-    rows: list[dict[str, Any]] = []
-    for name in [options.experiment] if options.experiment else experiment_names():
-        experiment = find_experiment(name)
-        results = results_folder(experiment, options.model or experiment.spec.model)
-        for task in chosen_tasks(options, experiment):
-            for config in experiment.configs:
-                folder = results / cell_folder(task, options.limit) / config.name
-                stored = read_json(folder / IDENTITY) or {}
-                samples = {
-                    (record.key.task, record.key.document)
-                    for record in read_cell(folder, str(stored.get("run_id"))).all_records
-                }
-                summary = read_json(folder / SUMMARY)
-                done = summary is not None and summary["run_id"] == stored.get("run_id")
-                rows.append(
-                    {"experiment": experiment.name, "task": task, "config": config.name, "done": done}
-                    | {"samples": len(samples)}
-                )
+    names = [options.experiment] if options.experiment else experiment_names()
+    chosen = [choose(options, name) for name in names]
+    rows = [row for each in chosen for row in _rows(each)]
+    jobs = [
+        (each.experiment.name, job)
+        for each in chosen
+        for job in job_states(logs_folder(each.experiment))
+        if job.is_live or job.states is None
+    ]
     if options.json:
-        print(json.dumps(rows))
+        queued = [{"experiment": name, **job._asdict(), "results": str(job.results)} for name, job in jobs]
+        print(json.dumps({"cells": rows, "jobs": queued}))
         return 0
-    for experiment_name, task in dict.fromkeys((row["experiment"], row["task"]) for row in rows):
-        mine = [row for row in rows if (row["experiment"], row["task"]) == (experiment_name, task)]
-        print(f"{experiment_name} {cell_folder(task, options.limit)}: {sum(row['done'] for row in mine)}/{len(mine)}")
+    for experiment, folder in dict.fromkeys((row["experiment"], row["folder"]) for row in rows):
+        mine = [row for row in rows if (row["experiment"], row["folder"]) == (experiment, folder)]
+        print(f"{experiment} {folder}: {sum(row['done'] for row in mine)}/{len(mine)}")
         for row in mine:
             print(f"  {'✓' if row['done'] else '·'} {row['config']} ({row['samples']} samples)")
+    for name, job in jobs:
+        print(f"{name} {job}")
     return 0
+
+
+def _rows(chosen: Chosen) -> list[dict[str, Any]]:
+    return [
+        {"experiment": chosen.experiment.name, "task": task, "folder": folder, "config": config.name}
+        | _state(chosen.results / folder / config.name)
+        for task, folder in chosen.cell_folders.items()
+        for config in chosen.experiment.configs
+    ]
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """Whether a config is done, and how many of its samples are stored, those in unmerged shards included."""
+    from stepsaver.bench.shards import stored_with_shards
+    from stepsaver.bench.store import SUMMARY, read_json
+
+    cells = stored_with_shards(folder)
+    samples = {(record.key.task, record.key.document) for cell in cells for record in cell.all_records}
+    summary = read_json(folder / SUMMARY) or {}
+    return {"done": bool(cells) and summary.get("run_id") == cells[0].run_id, "samples": len(samples)}

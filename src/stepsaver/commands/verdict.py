@@ -4,8 +4,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from stepsaver.commands._experiment_options import add_cell_arguments, cell_folder, chosen_tasks
-from stepsaver.engine.errors import UsageError
+from stepsaver.commands._experiment_options import add_cell_arguments, choose
 
 HELP = "whether the hypothesis holds"
 
@@ -16,24 +15,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiments import find_experiment, read_summaries, results_folder
+    from stepsaver.bench.experiments import read_summaries
     from stepsaver.bench.verdict import judge
     from stepsaver.report.tables import plain_table, result_rows
 
-    experiment = find_experiment(options.experiment)
-    results = results_folder(experiment, options.model or experiment.spec.model)
+    chosen = choose(options)
     documents = {}
-    for task in chosen_tasks(options, experiment):
-        summaries = list(read_summaries(experiment, results, cell_folder(task, options.limit)).values())
+    for task, folder in chosen.cell_folders.items():
+        summaries = list(read_summaries(chosen.experiment, chosen.results, folder).values())
         if not summaries:
             continue
-        verdict = judge(summaries, experiment.spec.success)
+        verdict = judge(summaries, chosen.experiment.spec.success)
         documents[task] = asdict(verdict)
         if not options.json:
             print(f"{task}: {verdict.sentence}")
             print(plain_table(result_rows(summaries, verdict)))
     if not documents:
-        raise UsageError(f"{experiment.name} has no results yet; run it first")
+        raise chosen.nothing_there()
     if options.json:
         print(json.dumps(documents))
     return 0

@@ -1,0 +1,94 @@
+"""The jobs that were submitted for an experiment, and what the queue says of them."""
+
+import getpass
+import json
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stepsaver.bench.run import Shard
+from stepsaver.engine.errors import UsageError
+
+JOBS = "jobs.jsonl"
+QUEUE_FORMAT = "%F|%T"  # the array's id and a job's state
+
+
+class JobState(NamedTuple):
+    job: str
+    shards: int
+    results: Path
+    tasks: list[str]
+    limit: int | None
+    states: dict[str, int] | None  # how many shards are in which state of the queue; none: there is no queue to ask
+
+    @property
+    def is_live(self) -> bool:
+        return bool(self.states)
+
+    def __str__(self) -> str:
+        if self.states is None:
+            return f"job {self.job}: {self.shards} shards; no squeue here to ask about them"
+        ended = self.shards - sum(self.states.values())
+        parts = [f"{count} {state.lower()}" for state, count in sorted(self.states.items())]
+        return f"job {self.job}: {self.shards} shards, {', '.join([*parts, f'{ended} not in the queue'])}"
+
+
+def record_job(logs: Path, job: str, shards: Sequence[Shard]) -> None:
+    first = shards[0]
+    entry = {
+        "job": job,
+        "shards": len(shards),
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "label": first.part.label,
+        "results": str(first.results),
+        "tasks": list(first.options.tasks),
+        "limit": first.options.limit,
+    }
+    with (logs / JOBS).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(entry) + "\n")
+
+
+def job_states(logs: Path) -> list[JobState]:
+    """Every job on record, the latest last, with its place in the queue."""
+    path = logs / JOBS
+    if not path.exists():
+        return []
+    entries: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    queue = _queue()
+    return [
+        JobState(
+            each["job"],
+            each["shards"],
+            Path(each["results"]),
+            each["tasks"],
+            each["limit"],
+            None if queue is None else dict(queue.get(each["job"], {})),
+        )
+        for each in entries
+    ]
+
+
+def _queue() -> dict[str, Counter[str]] | None:
+    """This user's jobs in the queue: by array, how many are in which state."""
+    if shutil.which("squeue") is None:
+        return None
+    command = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", f"--format={QUEUE_FORMAT}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise UsageError(f"squeue failed: {done.stderr.strip()}")
+    found: dict[str, Counter[str]] = {}
+    for line in done.stdout.split():
+        job, _, state = line.partition("|")
+        found.setdefault(job, Counter())[state] += 1
+    return found
+
+
+def refuse_beside_jobs(logs: Path, results: Path) -> None:
+    """A second run would do what queued jobs are about to do."""
+    live = next((each for each in job_states(logs) if each.is_live and each.results == results), None)
+    if live:
+        raise UsageError(f"{live}; wait for them, or stop them with `scancel {live.job}`")

@@ -1,0 +1,59 @@
+"""Shards on this machine: one in this process, several in a process each, with logs of their own."""
+
+import multiprocessing
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from stepsaver.bench.run import Shard, log_progress
+from stepsaver.bench.spec import Resources
+from stepsaver.bench.worker import Progress
+from stepsaver.engine.errors import UsageError
+
+POLL_SECONDS = 0.2
+
+
+def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: Progress) -> bool:
+    """Runs all shards to their end. What the others have stored stays if one of them fails."""
+    if len(shards) == 1:
+        shards[0].run(progress)
+        return True
+    logs.mkdir(parents=True, exist_ok=True)
+    paths = [logs / f"{shard.part.label}-{shard.part.index}.log" for shard in shards]
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, torch.get_num_threads() // len(shards))
+    processes = [
+        context.Process(target=_run_logged, args=(shard, path, threads))
+        for shard, path in zip(shards, paths, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes):
+        for path in paths:
+            progress(path.stem, *_chunks_done(path))
+        time.sleep(POLL_SECONDS)
+    failed = [path for process, path in zip(processes, paths, strict=True) if process.exitcode]
+    if failed:
+        raise UsageError(f"{len(failed)} of {len(shards)} shards failed, see {failed[0]}; run again to go on")
+    return True
+
+
+def _run_logged(shard: Shard, path: Path, threads: int) -> None:
+    """What the process of a shard does; all that it prints goes to its log."""
+    with path.open("a", encoding="utf-8") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    torch.set_num_threads(threads)
+    shard.run(log_progress)
+
+
+def _chunks_done(path: Path) -> tuple[int, int]:
+    """Chunks done and chunks in all of the config that a shard's log speaks of last."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = re.findall(r": (\d+) of (\d+) chunks$", text, re.MULTILINE)
+    return (int(found[-1][0]), int(found[-1][1])) if found else (0, 1)

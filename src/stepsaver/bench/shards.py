@@ -1,0 +1,82 @@
+"""Parts of a run in processes of their own: every shard runs all configs on its share of the chunks.
+
+A shard writes to folders that are its alone, and moves its chunks to the results when it has all of them. The last one
+to do so finds every chunk there and writes the summaries. What a shard left behind that died for good is taken over by
+the next run, so no chunk is lost or counted twice.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepsaver.bench.session import Chunk
+from stepsaver.bench.store import IDENTITY, Cell, open_cell, read_cell, read_json
+from stepsaver.bench.worker import OpenCell, first_difference
+from stepsaver.engine.errors import UsageError
+
+FOLDER = "shards"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The share of one process: every `count`-th chunk, from the `index`-th on."""
+
+    label: str  # of the run that it is part of
+    index: int = 0
+    count: int = 1
+    is_alone: bool = True  # no other shard runs on this machine
+
+    @property
+    def is_whole(self) -> bool:
+        return self.count == 1
+
+    def chunks(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        return [chunk for chunk in chunks if chunk.number % self.count == self.index]
+
+
+def write_apart(cells: dict[str, OpenCell], part: Part) -> None:
+    """Lets the cells be filled in folders of this shard."""
+    for opened in cells.values():
+        folder = opened.cell.folder / FOLDER / f"{part.label}-{part.index}"
+        opened.written = open_cell(folder, opened.identity, opened.cell.run_id)
+
+
+def merge(shard: Cell, whole: Cell) -> None:
+    """Moves a shard's chunks and timings over, one synced write per chunk; what is there already is compared."""
+    own_timings = {each["chunk"]: each for each in shard.own_timings}
+    for chunk, records in sorted(shard.records.items()):
+        if chunk not in whole.records:
+            whole.append_chunk(chunk, records, own_timings[chunk])
+        elif difference := first_difference(records, whole.records[chunk]):
+            raise UsageError(f"{shard.folder} has another answer to {difference} than {whole.folder}")
+    known = {(each["chunk"], each["session"]) for each in whole.timings}
+    for timing in shard.timings:
+        if (timing["chunk"], timing["session"]) not in known:
+            whole.append_timing(timing)
+    shutil.rmtree(shard.folder)
+
+
+def merge_what_was_left(results: Path) -> None:
+    """Takes over what the shards of earlier runs left. Nobody else may be running."""
+    for folder in sorted(results.glob(f"*/*/{FOLDER}/*")):
+        target = folder.parent.parent
+        whole, shard = read_json(target / IDENTITY), read_json(folder / IDENTITY)
+        if whole is None or shard is None or whole["run_id"] != shard["run_id"]:
+            continue  # nothing of the run that is stored here
+        run_id = whole["run_id"]
+        merge(read_cell(folder, run_id, repair=True), read_cell(target, run_id, repair=True))
+
+
+def stored_with_shards(folder: Path) -> list[Cell]:
+    """What is stored of a config: merged, and in shards that are not merged yet. Nothing is changed."""
+    stored = read_json(folder / IDENTITY)
+    if stored is None:
+        return []
+    run_id = stored["run_id"]
+    parts = [
+        path
+        for path in sorted(folder.glob(f"{FOLDER}/*"))
+        if (read_json(path / IDENTITY) or {}).get("run_id") == run_id
+    ]
+    return [read_cell(each, run_id) for each in (folder, *parts)]

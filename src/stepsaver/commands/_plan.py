@@ -1,0 +1,43 @@
+"""What `stepsaver run --dry-run` prints."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepsaver.bench.plan import Cost, PlannedCell, PlannedTask
+
+COLUMNS = ("config", "chunks", "samples", "forwards", "FLOPs", "time")
+
+
+def print_plan(planned: "list[PlannedTask]", *, shards: int, as_json: bool) -> None:
+    from stepsaver.bench.plan import total_cost
+    from stepsaver.report.tables import plain_table
+
+    if as_json:
+        print(json.dumps([asdict(task) for task in planned]))
+        return
+    for task in planned:
+        print(f"{task.task}: {task.samples} samples in {task.chunks} chunks")
+        print(plain_table([_row(cell) for cell in task.cells], COLUMNS))
+        for basis in dict.fromkeys(cell.basis for cell in task.cells if cell.samples):
+            print(f"estimated from {basis}")
+        for cell in task.cells:
+            if cell.remark:
+                print(f"note: {cell.config}: {cell.remark}")
+            if cell.timed_again:
+                print(f"note: {cell.config}: {cell.timed_again} chunks are stored and timed again beside the others")
+        print()
+    total = total_cost(planned)
+    print(f"in all: {total.forwards:.0f} forwards, {total.flops:.2g} FLOPs, {_time(total)}", end="")
+    print(f", in {shards} shards" if shards > 1 else "")
+    print("a dry run: nothing was run and nothing was written")
+
+
+def _row(cell: "PlannedCell") -> tuple[str, ...]:
+    cost = cell.cost
+    return (cell.config, str(cell.chunks), str(cell.samples), f"{cost.forwards:.0f}", f"{cost.flops:.2g}", _time(cost))
+
+
+def _time(cost: "Cost") -> str:
+    return f"{cost.seconds:.0f} s" if cost.seconds < 120 else f"{cost.seconds / 60:.0f} min"
