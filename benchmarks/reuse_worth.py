@@ -43,6 +43,9 @@ def configurations() -> dict[str, Config]:
     configs["control: factor 0.5"] = Config((), "factor:factor=0.5")
     configs["control: factor 1"] = Config((), "factor:factor=1.0")
     configs["control: forced 2"] = Config((), "forced:k=2")
+    for budget in (2, 4):
+        rules = ("previous_row:refresh=block", f"trim:level=random,budget={budget}")
+        configs[f"control: window + trim random {budget}"] = Config(rules)
     configs["control: adaptive_steps"] = Config((), "adaptive_steps:margin=0.3,max_rows=2")
     return configs
 

@@ -7,7 +7,7 @@ from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
 NEUTRAL = {
     "layer_reuse": ["layer_reuse:k=1,mode=output", "layer_reuse:k=1,mode=delta", "layer_reuse:k=1,mode=mlp"],
     "previous_row": ["previous_row:refresh=drift,limit=0"],
-    "trim": ["trim:level=drift,budget=64,age=1"],
+    "trim": ["trim:level=drift,budget=64,age=1", "trim:level=random,budget=64"],
     "adaptive_layers": ["adaptive_layers:probe=1,threshold=0"],
 }
 
@@ -22,7 +22,12 @@ ACTING = {
         "layer_reuse:k=3,layers=thirds:2,mode=mlp",
     ],
     "previous_row": ["previous_row:refresh=block", "previous_row:refresh=sub-block", "previous_row:refresh=drift"],
-    "trim": ["trim:level=structural", "trim:level=drift,budget=1", "trim:level=changed,settle=0"],
+    "trim": [
+        "trim:level=structural",
+        "trim:level=drift,budget=1",
+        "trim:level=changed,settle=0",
+        "trim:level=random,budget=2",
+    ],
     "adaptive_layers": ["adaptive_layers:probe=1,threshold=0.5", "adaptive_layers:probe=2,threshold=5,max_age=1"],
 }
 

@@ -143,7 +143,7 @@ def _mix(queries_SKRE: Tensor, keys_SKLE: Tensor, values_SKLE: Tensor, mask_S11L
     length = keys_SKLE.shape[2]
     mask = mask_S11L.expand(samples, kv_heads, 1, length).reshape(samples * kv_heads, 1, length)
     keys, values = (each.reshape(-1, length, width) for each in (keys_SKLE, values_SKLE))
-    scores = torch.baddbmm(mask, queries_SKRE.view(-1, rows, width), keys.transpose(1, 2), alpha=width**-0.5)
+    scores = torch.baddbmm(mask, queries_SKRE.reshape(-1, rows, width), keys.transpose(1, 2), alpha=width**-0.5)
     return torch.bmm(scores.softmax(-1), values).view_as(queries_SKRE)
 
 

@@ -70,10 +70,9 @@ def propose(
     """The proposals of all rows with one transfer to the host; `options` are the tokens to be scored, row by row."""
     logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     finite = torch.isfinite(logits_NV.sum(-1))
-    best = _most_likely(logits_NV, mask_id)
-    scored = _option_scores(logits_NV, best.normaliser, options)
+    scored = _option_scores(logits_NV, options)
     if sampling.is_greedy:
-        tokens, confidence = best.tokens, best.probability
+        tokens, confidence = _most_likely(logits_NV, mask_id)
     else:
         tokens, confidence = _draw(logits_NV, mask_id, sampling, uniforms)
     rows = len(tokens)
@@ -85,34 +84,27 @@ def propose(
     return Proposals(host[:rows].astype(np.int64), host[rows : 2 * rows], split)
 
 
-class MostLikely(NamedTuple):
-    """Per row: the best token but the mask, its probability, and the log of the normaliser, which keeps the mask."""
-
-    tokens: Tensor
-    probability: Tensor
-    normaliser: Tensor
-
-
-def _most_likely(logits_NV: Tensor, mask_id: int) -> MostLikely:
-    """With few passes over the logits, which are the largest tensor of a step: the maximum is found once."""
+def _most_likely(logits_NV: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+    """Per row the best token but the mask, and its probability. Few passes over the largest tensor of a step."""
+    probabilities = logits_NV.softmax(-1)
     if mask_id < 0:
-        best, tokens = logits_NV.max(-1)
-        normaliser = best + (logits_NV - best[:, None]).exp_().sum(-1).log()
+        tokens = logits_NV.argmax(-1)
     else:
         mask_logits = logits_NV[:, mask_id].clone()
         logits_NV[:, mask_id] = -torch.inf
-        best, tokens = logits_NV.max(-1)
-        others = best + (logits_NV - best[:, None]).exp_().sum(-1).log()
-        normaliser = torch.logaddexp(others, mask_logits)
+        tokens = logits_NV.argmax(-1)
         logits_NV[:, mask_id] = mask_logits
-    return MostLikely(tokens, (best - normaliser).exp(), normaliser)
+    return tokens, probabilities.gather(-1, tokens[:, None])[:, 0]
 
 
-def _option_scores(logits_NV: Tensor, normaliser_N: Tensor, options: Sequence[tuple[int, ...]]) -> Tensor:
+def _option_scores(logits_NV: Tensor, options: Sequence[tuple[int, ...]]) -> Tensor:
+    """The log-probabilities of the options of all rows."""
+    if not any(options):
+        return logits_NV.new_empty(0)
     places = [row for row, tokens in enumerate(options) for _ in tokens]
     tokens = [token for each in options for token in each]
     index = torch.tensor([places, tokens], dtype=torch.int64).to(logits_NV.device, non_blocking=True)
-    return logits_NV[index[0], index[1]] - normaliser_N[index[0]]
+    return logits_NV[index[0], index[1]] - logits_NV.logsumexp(-1)[index[0]]
 
 
 def _draw(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:

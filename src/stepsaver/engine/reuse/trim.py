@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
+from zlib import crc32
 
 import numpy as np
 
@@ -26,12 +27,13 @@ class Trim(ReuseRule):
     `drift`: the frontier, masked rows near a change, rows not run for `age` steps, and of the rest the `budget` rows
     that drifted most when they were last recomputed, the less confident first among equals.
     `changed`: nothing.
+    `random`: `budget` rows drawn by a hash of row and step, the control that says what choosing is worth.
     All levels are inexact: the keys of a row that is left out would have been rewritten.
     """
 
     name: ClassVar[str] = "trim"
 
-    level: Literal["structural", "drift", "changed"] = "changed"
+    level: Literal["structural", "drift", "changed", "random"] = "changed"
     budget: int = 4
     settle: int = 1
     age: int = 4
@@ -59,6 +61,8 @@ class Trim(ReuseRule):
         elif self.level == "drift":
             keep |= self._felt(view) | self._overdue(view)
             keep |= self._most_drifted(plan.window & ~keep, view)
+        elif self.level == "random":
+            keep |= self._drawn(plan.window & ~keep, view)
         return plan.within(keep)
 
     def _settling(self, view: StepView) -> Rows:
@@ -80,3 +84,7 @@ class Trim(ReuseRule):
         confidence = np.nan_to_num(view.confidence, nan=0.0)
         ranked = sorted(row_list(rows), key=lambda row: (-view.drift[row], confidence[row]))
         return sum(1 << row for row in ranked[: self.budget])
+
+    def _drawn(self, rows: Rows, view: StepView) -> Rows:
+        order = sorted(row_list(rows), key=lambda row: crc32(b"%d %d" % (row, view.step)))
+        return sum(1 << row for row in order[: self.budget])
