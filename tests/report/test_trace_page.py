@@ -13,6 +13,7 @@ from stepsaver.evaluation.embedded.tokenizer import write_tokenizer
 from stepsaver.evaluation.tokenizer import TextTokenizer
 from stepsaver.report.trace_page import json_in_html, trace_page
 from tests.conftest import GOLDEN
+from tests.report.browsing import background_shades, count, open_page, text
 from tests.report.traces import BLOCK, document_of, engine_of
 
 HOSTILE = [
@@ -33,23 +34,6 @@ def page(tiny_model: Transformer, tmp_path_factory: pytest.TempPathFactory) -> P
     path = tmp_path_factory.mktemp("page") / "trace.html"
     path.write_text(trace_page(document_of(engines, text=lambda token: f" word{token}")), encoding="utf-8")
     return path
-
-
-def open_page(browser: Any, path: Path, *, width: int = 1280, scheme: str = "light") -> None:
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    browser.get(path.as_uri())
-    assert browser.get_log("browser") == []
-
-
-def text(browser: Any, selector: str) -> str:
-    return browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
-
-
-def count(browser: Any, selector: str) -> int:
-    return browser.execute_script("return document.querySelectorAll(arguments[0]).length", selector)
 
 
 def press(browser: Any, *keys: str) -> None:
@@ -161,8 +145,7 @@ def test_the_layout_holds(chromium: Any, page: Path, width: int, scheme: str) ->
         "return [...document.querySelectorAll('.block')].map((each) => each.getBoundingClientRect().top)"
     )
     assert (tops[0] == tops[1]) == (width == 1280)
-    background = chromium.execute_script("return getComputedStyle(document.body).backgroundColor")
-    shades = [int(each) for each in re.findall(r"\d+", background)]
+    shades = background_shades(chromium)
     assert (max(shades) < 64) == (scheme == "dark")
     assert (min(shades) > 192) == (scheme == "light")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from stepsaver.bench.audit import Finding
 from stepsaver.bench.spec import Experiment
+from stepsaver.bench.statistics import Interval
 from stepsaver.bench.store import read_json, write_beside
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.cells import Details, ReportCell, ReportTask
@@ -18,7 +19,8 @@ NO_SAMPLES = "samples are not part of the artifacts"
 
 def artifacts_folder(experiment: Experiment, results: Path) -> Path:
     """As results are laid out: another model than the experiment's own has a folder of its own."""
-    return experiment.folder / "artifacts" / results.relative_to(experiment.folder / "results")
+    folder = experiment.folder.resolve()
+    return folder / "artifacts" / results.resolve().relative_to(folder / "results")
 
 
 def save_artifacts(task: ReportTask) -> Path:
@@ -65,7 +67,7 @@ def _read_cell(config: Any, content: dict[str, Any] | None) -> ReportCell:
 def _details(content: dict[str, Any]) -> Details:
     return Details(
         rates=[(minutes, rate) for minutes, rate in content.get("rates", ())],
-        rate_interval=tuple(content["rate_interval"]) if content.get("rate_interval") else None,
+        median_rate=Interval(*content["median_rate"]) if content.get("median_rate") else None,
         prefill_seconds=content.get("prefill_seconds", 0.0),
         tokens=tuple(content.get("tokens", ())),
         subjects={name: (right, count) for name, (right, count) in content.get("subjects", {}).items()},

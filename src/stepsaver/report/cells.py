@@ -1,6 +1,7 @@
 """What is stored of an experiment, as a report sees it: a cell per config and task, whatever state it is in."""
 
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from stepsaver.bench.audit import AuditedCell, AuditedTask, Finding, audit, read_task
 from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.statistics import CONFIDENCE, RESAMPLES
+from stepsaver.bench.statistics import Interval, median_interval
 from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_json
 from stepsaver.bench.verdict import Verdict, judge
 from stepsaver.engine.errors import UsageError
@@ -25,7 +26,7 @@ class Details:
     """What the figures need beyond a summary, small enough to be kept with it."""
 
     rates: list[tuple[float, float]] = field(default_factory=list)  # minutes since the first chunk, tokens/s
-    rate_interval: tuple[float, float] | None = None
+    median_rate: Interval | None = None  # tokens/s over chunks
     prefill_seconds: float = 0.0
     tokens: tuple[float, ...] = ()  # of a sample: least, first quartile, median, third quartile, most, mean
     subjects: dict[str, tuple[float, int]] = field(default_factory=dict)  # right, of how many
@@ -63,7 +64,7 @@ class ReportTask:
     @property
     def model(self) -> str:
         """As it was asked for; another model than the experiment's own has a folder under its name."""
-        is_own = self.results == self.experiment.folder / "results"
+        is_own = self.results.resolve() == self.experiment.folder.resolve() / "results"
         return self.experiment.spec.model if is_own else self.results.name.replace("__", "/")
 
     @property
@@ -132,6 +133,8 @@ def _findings(task: AuditedTask) -> tuple[Finding, ...]:
         return tuple(audit(task)) if task.cells else ()
     except UsageError as error:
         return (Finding("invalid", "experiment", str(error)),)
+    except KeyError as missing:
+        return (Finding("invalid", "format", f"the results have no {missing}: another version wrote them"),)
 
 
 def _state(cell: AuditedCell | None, results: Path, folder: Path, whole: int | None) -> tuple[State, str]:
@@ -151,9 +154,12 @@ def _state(cell: AuditedCell | None, results: Path, folder: Path, whole: int | N
 
 
 def _is_locked(results: Path) -> bool:
-    """Whether the process that last wrote to the folder still lives."""
+    """Whether the process that last took the folder's lock still lives on this machine."""
     try:
-        os.kill(int((results / ".lock").read_text(encoding="utf-8")), 0)
+        process, _, machine = (results / ".lock").read_text(encoding="utf-8").partition(" on ")
+        if machine not in ("", platform.node()):
+            return False
+        os.kill(int(process), 0)
     except PermissionError:
         return True
     except (OSError, ValueError, OverflowError):
@@ -167,10 +173,11 @@ def _details(
     in_time = sorted(timings, key=lambda each: each["when"])
     start = in_time[0]["when"] if in_time else 0.0
     first = list({each["chunk"]: each for each in reversed(timings)}.values())  # stored with the chunk's samples
+    rates = [((each["when"] - start) / 60, each["tokens"] / each["seconds"]) for each in in_time if each["seconds"]]
     lengths = _tokens_by_document(records)
     return Details(
-        rates=[((each["when"] - start) / 60, each["tokens"] / each["seconds"]) for each in in_time if each["seconds"]],
-        rate_interval=_rate_interval([each for each in first if each["seconds"]]),
+        rates=rates,
+        median_rate=median_interval([rate for _, rate in rates]) if rates else None,
         prefill_seconds=sum(each.get("prefill_seconds", 0.0) for each in first),
         tokens=(*map(float, np.percentile(lengths, [0, 25, 50, 75, 100])), float(np.mean(lengths))) if lengths else (),
         subjects=subjects,
@@ -183,14 +190,3 @@ def _tokens_by_document(records: Sequence[RequestRecord]) -> list[int]:
         key = DocumentKey(record.key.task, record.key.document)
         totals[key] = totals.get(key, 0) + record.tokens
     return list(totals.values())
-
-
-def _rate_interval(timings: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
-    """Of the whole run's tokens per second: chunks are drawn again, tokens and seconds together."""
-    if len(timings) < 2:
-        return None
-    tokens, seconds = (np.array([each[name] for each in timings], dtype=float) for name in ("tokens", "seconds"))
-    drawn = np.random.default_rng(0).integers(0, len(timings), (RESAMPLES, len(timings)))
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(tokens[drawn].sum(axis=1) / seconds[drawn].sum(axis=1), [tail, 100 - tail])
-    return float(low), float(high)

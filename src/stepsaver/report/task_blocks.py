@@ -59,7 +59,7 @@ def _row(each: ReportCell, outcome: str, reason: str) -> list[Cell]:
     if summary is None:
         return [cell(each.name, each.name), *[cell("") for _ in COLUMNS[2:]], _state(each)]
     up, drop = smaller_speed_up(summary), Interval(*summary["paired"]["drop_points"])
-    cost, rates = summary["cost"], each.details.rate_interval
+    cost = summary["cost"]
     whole = cost["row_layers"] + cost["row_layers_reused"]
     is_base, (low, high) = summary["is_baseline"], summary["accuracy_interval"]
     equal = f"equals {summary['equal_to']}" if summary.get("equal_to") else ""
@@ -67,7 +67,7 @@ def _row(each: ReportCell, outcome: str, reason: str) -> list[Cell]:
         cell(each.name, each.name, small=equal),
         number(summary["accuracy"], ".1f", factor=100, suffix=" %", small=interval(low, high, ".1f", factor=100)),
         cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
-        number(summary["throughput"]["tokens_per_s"], ".0f", small=interval(*rates, ".0f") if rates else ""),
+        number(summary["throughput"]["tokens_per_s"], ".0f"),
         cell("1.00×", 1.0) if is_base else number(up.value, ".2f", suffix="×", small=interval(up.low, up.high, ".2f")),
         number(summary["predicted_speed_up"], ".2f", suffix="×"),
         number(summary["ceiling"], ".2f", suffix="×"),

@@ -10,6 +10,7 @@ const byId = (id) => document.getElementById(id);
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia("(max-width: 760px)");
 const plots = new Map(); // element -> figure, of the tab that is shown
+const drawable = new Promise((isThere) => document.addEventListener("DOMContentLoaded", isThere)); // plotly comes last
 let samples = null;
 
 function make(tag, className, parent, text) {
@@ -168,14 +169,26 @@ function showTab(index) {
     if (finish) later.push(finish);
     if (block.caption) make("p", "caption", root, block.caption);
   }
-  return Promise.all(later.map((finish) => finish())); // when every element has its width
+  return inTurn(later, grid);
+}
+
+// Draws one thing after the other, now that every element has its width; the reader sees the first at once.
+async function inTurn(later, grid) {
+  await drawable;
+  for (const finish of later) {
+    if (!grid.isConnected) return; // another tab is shown by now
+    await finish();
+    await new Promise((painted) => setTimeout(painted));
+  }
 }
 
 // --- samples
 
 async function unpacked() {
   if (samples === null) {
-    const bytes = Uint8Array.from(atob(byId("samples").textContent), (letter) => letter.charCodeAt(0));
+    const letters = atob(byId("samples").textContent);
+    const bytes = new Uint8Array(letters.length);
+    for (let place = 0; place < letters.length; place++) bytes[place] = letters.charCodeAt(place);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     samples = JSON.parse(await new Response(stream).text());
   }

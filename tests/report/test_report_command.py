@@ -1,0 +1,265 @@
+"""`stepsaver report` on a real run of a tiny model: pages, tables, figures, artifacts, and what is not whole."""
+
+import csv
+import json
+import os
+import platform
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepsaver.bench.experiments import find_experiment
+from stepsaver.cli import main
+from stepsaver.report.documents import read_documents
+from stepsaver.report.reading import read_stored_task
+from tests.evaluation.tiny_folder import write_model_folder
+from tests.report.browsing import count, open_page, text, texts
+
+EXPERIMENT = """\
+question: Does it hold?
+tasks: [mini_gsm8k, mini_mmlu]
+configs:
+  - name: baseline
+  - {name: output, rules: ["layer_reuse:k=3,layers=0,mode=output"]}
+  - {name: trimmed, rules: ["previous_row:refresh=block", "trim:level=changed"]}
+baseline: baseline
+model: {model}
+batch_size: 4
+chunk_samples: 2
+decoding: {sub_block_size: 4}
+success:
+  confirm_if: {speed_up: "> 1.2", drop_points: "< 5"}
+  reject_if: {speed_up: "< 1.05", drop_points: "> 20"}
+"""
+LIMIT = 4
+CONFIGS = ("baseline", "output", "trimmed")
+TIMING_MAY_BE_ODD = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment with all its results."""
+    root = tmp_path_factory.mktemp("report")
+    (root / "model").mkdir()
+    write_model_folder(root / "model")
+    folder = root / "experiments" / "00_tiny"
+    folder.mkdir(parents=True)
+    (folder / "experiment.yaml").write_text(EXPERIMENT.replace("{model}", str(root / "model")))
+    assert main(["run", str(folder), "--limit", str(LIMIT)]) in TIMING_MAY_BE_ODD
+    return folder
+
+
+@pytest.fixture
+def experiment(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy that a test may spoil, in a folder of experiments of its own."""
+    shutil.copytree(finished.parent, tmp_path / "experiments")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "experiments" / "00_tiny"
+
+
+def report(experiment: Path, *options: str, expected: int = 0) -> None:
+    assert main(["report", str(experiment), "--limit", str(LIMIT), *options]) == expected
+
+
+def cell(experiment: Path, config: str, task: str = "mini_gsm8k") -> Path:
+    return experiment / "results" / f"{task}_limit_{LIMIT}" / config
+
+
+def page_data(page: Path) -> dict[str, Any]:
+    found = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def block(tab: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(each for each in tab["blocks"] if each["name"] == name)
+
+
+def test_a_report_writes_the_page_and_the_tables(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (experiment / "results.md").write_text("# Mine\n\n<!-- tables -->\n<!-- /tables -->\n\nmy analysis\n")
+    report(experiment)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [str(experiment / "results.md"), str(experiment / "report.html")]
+    written = (experiment / "results.md").read_text()
+    assert "| Config | Rules | Accuracy | Throughput (tokens/s) | Total Time (h) | Notes |" in written
+    assert re.search(r"#### \d{4}-\d\d-\d\d - 00_tiny\n- \*\*Task\*\*: mini_gsm8k", written)
+    assert written.endswith("my analysis\n")
+    tabs = page_data(experiment / "report.html")["tabs"]
+    assert [tab["name"] for tab in tabs] == [f"mini_gsm8k_limit_{LIMIT}", f"mini_mmlu_limit_{LIMIT}"]
+    assert [row[0]["text"] for row in block(tabs[0], "results")["rows"]] == list(CONFIGS)
+    assert len(block(tabs[1], "subjects")["figure"]["data"][0]["y"]) >= 2
+
+
+def test_marks_are_those_of_the_run(experiment: Path) -> None:
+    found = find_experiment(str(experiment))
+    for task in ("mini_gsm8k", "mini_mmlu"):
+        stored = read_stored_task(found, experiment / "results", task, limit=LIMIT, model=found.spec.model)
+        assert stored is not None
+        for each in stored.done:
+            assert each.summary is not None
+            assert sum(each.marks.values()) / LIMIT == pytest.approx(each.summary["accuracy"])
+
+
+def test_questions_of_other_prompts_are_not_shown(experiment: Path) -> None:
+    path = cell(experiment, "output") / "samples.jsonl"
+    path.write_text(re.sub(r'"digest": "\w+"', '"digest": "another"', path.read_text()))
+    found = find_experiment(str(experiment))
+    documents = read_documents(found, "mini_gsm8k", limit=LIMIT, model=found.spec.model)
+    stored = read_stored_task(found, experiment / "results", "mini_gsm8k", limit=LIMIT, model=found.spec.model)
+    assert stored is not None
+    by_name = {each.name: each for each in stored.cells}
+    assert documents.fit(by_name["baseline"].records)
+    assert not documents.fit(by_name["output"].records)
+    assert by_name["output"].marks == {}
+
+
+def test_tables_and_figures_for_a_paper(experiment: Path, tmp_path: Path) -> None:
+    report(experiment, "--csv", str(tmp_path / "t.csv"), "--figures", str(tmp_path / "figures"))
+    rows = list(csv.DictReader((tmp_path / "t.csv").open()))
+    assert [(row["task"], row["config"]) for row in rows][:3] == [
+        (f"mini_gsm8k_limit_{LIMIT}", each) for each in CONFIGS
+    ]
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert f"mini_mmlu_limit_{LIMIT}_subjects.pdf" in names
+    assert f"mini_gsm8k_limit_{LIMIT}_accuracy_speed.png" in names
+    assert {path.read_bytes()[:4] for path in (tmp_path / "figures").glob("*.pdf")} == {b"%PDF"}
+
+
+def test_missing_running_stopped_and_failed_configs_are_named(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(cell(experiment, "trimmed"))
+    (cell(experiment, "output") / "summary.json").unlink()
+    (cell(experiment, "trimmed", "mini_mmlu") / "run.json").write_text("{torn")
+    (cell(experiment, "output", "mini_mmlu") / "summary.json").write_text("{torn")
+    (experiment / "results" / ".lock").write_text("999999999")
+    states = [("stopped, 4 of 4 samples", "incomplete"), ("running, 4 of 4 samples", "running")]
+    for note, state in states:
+        report(experiment)
+        tabs = page_data(experiment / "report.html")["tabs"]
+        last = {row[0]["text"]: row[-1] for row in block(tabs[0], "results")["rows"]}
+        assert last["baseline"]["text"] == "baseline"
+        assert last["trimmed"] == {"text": "missing", "value": "missing", "small": "not run yet", "tone": "open"}
+        assert last["output"]["text"] == state
+        assert last["output"]["small"].startswith(note)
+        failed = {row[0]["text"]: row[-1]["text"] for row in block(tabs[1], "results")["rows"]}
+        assert failed == {"baseline": "baseline", "output": "failed", "trimmed": "failed"}
+        assert "Not there yet: output (" in (experiment / "results.md").read_text()
+        (experiment / "results" / ".lock").write_text(f"{os.getpid()} on {platform.node()}")
+    shutil.rmtree(experiment / "results")
+    report(experiment, expected=2)
+    assert "has no results" in capsys.readouterr().err
+
+
+def test_two_experiments_runs_and_models_side_by_side(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(experiment, experiment.parent / "01_other")
+    shutil.copytree(experiment / "results", experiment.parent / "copy")
+    (experiment.parent / "copy").rename(experiment / "results" / "some__model")
+    old = cell(experiment, "trimmed")
+    identity = json.loads((old / "run.json").read_text())["run_id"]
+    shutil.copytree(old, old.parent / "previous" / f"trimmed-{identity}")
+    expected = {"01_other": CONFIGS, "some/model": CONFIGS, identity: ("trimmed",), "previous": ("trimmed",)}
+    for name, there in expected.items():
+        report(experiment, "--task", "mini_gsm8k", "--compare", name)
+        tab = page_data(experiment / "report.html")["tabs"][0]
+        rows = block(tab, "compare")["rows"]
+        assert {row[0]["text"] for row in rows if row[2]["text"] != "–"} == set(there), name
+        marks = [each for each in block(tab, "accuracy_speed")["figure"]["data"] if each.get("meta")]
+        assert len(marks) == len(CONFIGS) + len(there)
+    report(experiment, "--compare", "nobody", expected=2)
+    assert "nothing to compare with is called 'nobody'" in capsys.readouterr().err
+
+
+def test_artifacts_show_a_run_without_its_results(experiment: Path, chromium: Any) -> None:
+    report(experiment, "--save-artifacts")
+    before = page_data(experiment / "report.html")["tabs"][1]
+    saved = experiment / "artifacts" / f"mini_mmlu_limit_{LIMIT}"
+    assert {path.stem for path in saved.glob("*.json")} == set(CONFIGS)
+    assert all(path.read_text().count("\n") == 1 for path in saved.glob("*.json"))
+    shutil.rmtree(experiment / "results")
+    report(experiment)
+    after = page_data(experiment / "report.html")["tabs"][1]
+    assert block(after, "results") == block(before, "results")
+    assert block(after, "subjects") == block(before, "subjects")
+    open_page(chromium, experiment / "report.html")
+    chromium.execute_async_script("window.shown.then(() => arguments[0]())")
+    assert "Samples are not part of the artifacts" in text(chromium, "[data-block=samples]")
+    assert chromium.get_log("browser") == []
+    report(experiment, "--save-artifacts", expected=2)
+
+
+def test_only_a_complete_run_becomes_artifacts(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cell(experiment, "output") / "summary.json").unlink()
+    report(experiment, "--save-artifacts", expected=2)
+    assert "not complete: output (" in capsys.readouterr().err
+    assert not (experiment / "artifacts").exists()
+
+
+def test_traced_samples_are_played_from_the_browser(experiment: Path, chromium: Any) -> None:
+    report(experiment, "--trace-samples", "2", "--trace-config", "trimmed")
+    open_page(chromium, experiment / "report.html")
+    chromium.execute_async_script("window.shown.then(() => arguments[0]())")
+    chromium.find_element("css selector", "[aria-label='next sample']").click()
+    link = chromium.find_element("css selector", ".sample a")
+    assert link.text == "Play this sample step by step: baseline and trimmed"
+    question = text(chromium, ".question")
+    link.click()
+    assert chromium.title.startswith("stepsaver trace")
+    assert chromium.get_log("browser") == []
+    assert chromium.execute_script("return document.getElementById('sample').value") == "1"
+    assert question in text(chromium, ".text")
+    assert count(chromium, ".run") == 2
+
+
+def test_the_page_over_all_experiments(experiment: Path, chromium: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(experiment, experiment.parent / "01_other")
+    shutil.copytree(experiment, experiment.parent / "02_later", ignore=shutil.ignore_patterns("results"))
+    assert (
+        main(["discard", "01_other", "--limit", str(LIMIT), "--task", "mini_mmlu", "output", "--why", "too <b>slow"])
+        == 0
+    )
+    capsys.readouterr()
+    assert main(["report"]) == 0
+    page = experiment.parent / "report.html"
+    assert capsys.readouterr().out.strip() == str(page)
+    open_page(chromium, page)
+    assert texts(chromium, "[role=tab]") == ["Summary", "Experiment log", "mini_gsm8k", "mini_mmlu"]
+    assert texts(chromium, "[data-block=metrics] td:first-child") == ["mini_gsm8k", "mini_mmlu"]
+    assert "output was set aside" in text(chromium, "[data-block=issues]")
+    assert "too <b>slow" in text(chromium, "[data-block=issues]")
+    pending = text(chromium, "[data-block=pending]")
+    assert "02_later, mini_gsm8k: nothing is stored yet" in pending
+    assert "output (not run yet)" in pending
+    tabs = chromium.find_elements("css selector", "[role=tab]")
+    tabs[1].click()
+    labels = ["Task", "Configuration", "Results", "Notes", "Logs"]
+    assert texts(chromium, ".entry:first-of-type > ul > li > strong") == labels
+    tabs[2].click()
+    assert count(chromium, "[data-block=complete] tbody tr") == 6
+    assert chromium.get_log("browser") == []
+    assert main(["report", "--figures", "x"]) == 2
+
+
+def test_a_demonstration_changes_nothing_but_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiments = Path(__file__).parents[2] / "experiments"
+    leave = shutil.ignore_patterns("results", "logs", "report.html", "traces")
+    shutil.copytree(experiments / "00_baseline", tmp_path / "experiments" / "00_baseline", ignore=leave)
+    monkeypatch.chdir(tmp_path)
+
+    def tracked() -> dict[Path, bytes]:
+        paths = (path for path in tmp_path.rglob("*") if path.is_file() and "results" not in path.parts)
+        return {path: path.read_bytes() for path in paths}
+
+    before = tracked()
+    for _ in range(2):
+        assert main(["demo", "--limit", "1"]) == 0
+        assert tracked() == before
+    printed = capsys.readouterr().out.splitlines()
+    folder = tmp_path / "experiments" / "00_baseline" / "results" / "mini_gsm8k_limit_1"
+    assert printed[-2:] == [str(folder / "results.md"), str(folder / "report.html")]
+    assert "Complete Results Table" in (folder / "results.md").read_text()
