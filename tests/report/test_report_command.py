@@ -149,6 +149,9 @@ def test_missing_running_stopped_and_failed_configs_are_named(
         assert failed == {"baseline": "baseline", "output": "failed", "trimmed": "failed"}
         assert "Not there yet: output (" in (experiment / "results.md").read_text()
         (experiment / "results" / ".lock").write_text(f"{os.getpid()} on {platform.node()}")
+    shutil.rmtree(cell(experiment, "baseline", "mini_mmlu").parent)
+    report(experiment)
+    assert "No config is finished yet on mini_mmlu." in page_data(experiment / "report.html")["lead"]
     shutil.rmtree(experiment / "results")
     report(experiment, expected=2)
     assert "has no results" in capsys.readouterr().err

@@ -66,10 +66,10 @@ def test_the_first_screen_answers_the_question(chromium: Any, page: Path, experi
     bottom = chromium.execute_script("return document.querySelector('.plot').getBoundingClientRect().bottom")
     assert bottom < 900
     assert text(chromium, "[data-block=audit] li") == "remarkk1_first was slow in 1 of 10 chunks"
+    every_figure_is_drawn(chromium)
 
 
-def test_every_figure_is_drawn(chromium: Any, page: Path) -> None:
-    show(chromium, page)
+def every_figure_is_drawn(chromium: Any) -> None:
     names = ["accuracy_speed", "row_layers", "seconds", "rate_over_time", "tokens_per_sample", "subjects"]
     assert chromium.execute_script("return [...document.querySelectorAll('.plot')].map((p) => p.dataset.name)") == names
     for name in names:
@@ -95,10 +95,9 @@ def test_columns_sort_up_and_down(chromium: Any, page: Path) -> None:
     assert texts(chromium, column)[-1] == "k1_first"  # the baseline has no ceiling: what has no value is last
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_the_layout_holds(chromium: Any, page: Path, width: int, scheme: str) -> None:
-    show(chromium, page, width=width, scheme=scheme)
+def test_the_layout_holds_in_light_and_dark(chromium: Any, page: Path, width: int) -> None:
+    show(chromium, page, width=width)
     client = chromium.execute_script("return document.documentElement.clientWidth")
     assert chromium.execute_script("return document.documentElement.scrollWidth") == client
     overlapping = chromium.execute_script("""
@@ -115,18 +114,13 @@ def test_the_layout_holds(chromium: Any, page: Path, width: int, scheme: str) ->
         }).map((each) => each.dataset.name);
     """)
     assert outside == []
-    shades = background_shades(chromium)
-    assert (max(shades) < 64) == (scheme == "dark")
-    assert (min(shades) > 192) == (scheme == "light")
-
-
-def test_figures_follow_the_theme(chromium: Any, page: Path) -> None:
     colour = "return document.querySelector('.plot').layout.font.color"
-    show(chromium, page)
     light = chromium.execute_script(colour)
+    assert min(background_shades(chromium)) > 192
     set_scheme(chromium, "dark")
     chromium.execute_async_script("setTimeout(arguments[0], 100)")
-    assert chromium.execute_script(colour) != light
+    assert max(background_shades(chromium)) < 64
+    assert chromium.execute_script(colour) != light, "figures follow the theme"
     assert chromium.get_log("browser") == []
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,8 +75,15 @@ def _report_one(options: argparse.Namespace) -> int:
             print(path)
     page = options.html or experiment.folder / "report.html"
     traces = _trace(options, experiment, tasks, page) if options.trace_samples else {}
+    there = {task.summaries[0]["task"] for task in tasks}
     write_report(
-        experiment, tasks, page=page, results_page=experiment.folder / "results.md", other=other, traces=traces
+        experiment,
+        tasks,
+        page=page,
+        results_page=experiment.folder / "results.md",
+        other=other,
+        traces=traces,
+        unfinished=[task for task in chosen_tasks(options, experiment) if task not in there],
     )
     return 0
 
@@ -104,6 +112,7 @@ def write_report(
     results_page: Path,
     other: "Other | None" = None,
     traces: "dict[str, TraceLink] | None" = None,
+    unfinished: Sequence[str] = (),
 ) -> None:
     """Writes the page and the tables, and says where they are."""
     from stepsaver.report.experiment_page import experiment_page
@@ -112,7 +121,10 @@ def write_report(
     others = {task.folder: other.read(task.folder, task.documents) for task in tasks} if other else {}
     if other and not any(others.values()):
         raise UsageError(f"{other.name} has no results of {', '.join(others)} to compare with")
-    content = experiment_page(experiment, tasks, others=others, other_name=other.name if other else "", traces=traces)
+    other_name = other.name if other else ""
+    content = experiment_page(
+        experiment, tasks, others=others, other_name=other_name, traces=traces, unfinished=unfinished
+    )
     print(update_results(experiment, tasks, results_page))
     _write(page, content)
 

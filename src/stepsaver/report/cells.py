@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from stepsaver.bench.audit import AuditedCell, AuditedTask, Finding, audit, read_task
+from stepsaver.bench.experiments import logs_folder
+from stepsaver.bench.jobs import job_states
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.statistics import Interval, median_interval
 from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_json
@@ -92,10 +94,11 @@ def read_report_task(experiment: Experiment, results: Path, folder: str, documen
     stored = read_task(experiment, results, folder)
     by_name = {cell.name: cell for cell in stored.cells}
     whole = max((cell.summary["samples"] for cell in stored.cells if cell.summary), default=None)
+    is_live = _is_locked(results) or _has_jobs(experiment, results)
     cells = []
     for config in experiment.configs:
         found = by_name.get(config.name)
-        state, note = _state(found, results, results / folder / config.name, whole)
+        state, note = _state(found, results / folder / config.name, whole, is_live=is_live)
         if found is None:
             cells.append(ReportCell(config, state, note))
         elif found.summary is None:
@@ -137,7 +140,7 @@ def _findings(task: AuditedTask) -> tuple[Finding, ...]:
         return (Finding("invalid", "format", f"the results have no {missing}: another version wrote them"),)
 
 
-def _state(cell: AuditedCell | None, results: Path, folder: Path, whole: int | None) -> tuple[State, str]:
+def _state(cell: AuditedCell | None, folder: Path, whole: int | None, *, is_live: bool) -> tuple[State, str]:
     if cell is None:
         if (folder / IDENTITY).exists():
             return "failed", f"{IDENTITY} cannot be read"
@@ -148,7 +151,7 @@ def _state(cell: AuditedCell | None, results: Path, folder: Path, whole: int | N
         return "failed", f"{SUMMARY} cannot be read, or belongs to another run"
     samples = len({(record.key.task, record.key.document) for record in cell.records})
     amount = f"{samples} of {whole} samples" if whole else f"{samples} samples"
-    if _is_locked(results):
+    if is_live:
         return "running", f"running, {amount} stored"
     return "incomplete", f"stopped, {amount} stored; the next run goes on from there"
 
@@ -165,6 +168,11 @@ def _is_locked(results: Path) -> bool:
     except (OSError, ValueError, OverflowError):
         return False
     return True
+
+
+def _has_jobs(experiment: Experiment, results: Path) -> bool:
+    """Whether a job for these results is in the cluster's queue."""
+    return any(job.is_live and job.results == results for job in job_states(logs_folder(experiment)))
 
 
 def _details(

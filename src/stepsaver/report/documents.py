@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from huggingface_hub import try_to_load_from_cache
+
 from stepsaver.bench.spec import Experiment
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
-from stepsaver.evaluation.model_source import resolve_model
+from stepsaver.evaluation.model_source import EMBEDDED, resolve_model
 from stepsaver.evaluation.records import RequestKey, RequestRecord, request_digest
 from stepsaver.evaluation.task_loading import LoadedTask, TaskOptions, load_task
 from stepsaver.evaluation.tokenizer import TextTokenizer
@@ -66,14 +68,23 @@ def without_documents(why: str) -> TaskDocuments:
 
 
 class _Prompter:
-    """As much of a model as the building of prompts asks for: its tokenizer."""
+    """As much of a model as the building of prompts asks for: its tokenizer, if that is at hand."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer | None) -> None:
         self.text_tokenizer = tokenizer
-        self.tokenizer_name = tokenizer.fingerprint
+        self.tokenizer_name = tokenizer.fingerprint if tokenizer else ""
 
     def apply_chat_template(self, chat_history: list[Any], add_generation_prompt: bool = True) -> str:
+        assert self.text_tokenizer is not None, "without a tokenizer prompts are built without its template"
         return self.text_tokenizer.chat_prompt(chat_history, opens_answer=add_generation_prompt)
+
+
+def _tokenizer_at_hand(model: str) -> TextTokenizer | None:
+    """A model's tokenizer from this machine: nobody downloads a model to read a report."""
+    if model == EMBEDDED or Path(model).expanduser().is_dir():
+        return TextTokenizer(resolve_model(model))
+    cached = try_to_load_from_cache(model, "tokenizer_config.json")
+    return TextTokenizer(Path(cached).parent) if isinstance(cached, str) else None
 
 
 def read_documents(
@@ -81,8 +92,9 @@ def read_documents(
 ) -> TaskDocuments:
     try:
         loaded = load_task(task, TaskOptions(data_dir=data_dir or experiment.spec.data_dir))
-        prompter = cast(StepsaverLM, _Prompter(TextTokenizer(resolve_model(model))))
-        build_requests(prompter, loaded, EvaluationOptions(limit=limit))
+        tokenizer = _tokenizer_at_hand(model)
+        options = EvaluationOptions(limit=limit, apply_chat_template=None if tokenizer else False)
+        build_requests(cast(StepsaverLM, _Prompter(tokenizer)), loaded, options)
     except UsageError as error:
         return without_documents(str(error))
     spec = experiment.spec
@@ -91,7 +103,7 @@ def read_documents(
     documents, digests = {}, {}
     for name, member in loaded.harness["tasks"].items():
         for document, instances in _by_document(member):
-            for instance in instances:
+            for instance in instances if tokenizer else ():  # other prompts than the run's have other digests
                 digests[RequestKey(name, document, instance.idx, 0)] = request_digest((instance.args, settings))
             documents[DocumentKey(name, document)] = _document(member, instances, name if has_members else None)
     return TaskDocuments(documents, "", loaded, digests)

@@ -35,8 +35,9 @@ def experiment_page(
     others: Mapping[str, ReportTask | None] | None = None,
     other_name: str = "",
     traces: Mapping[str, TraceLink] | None = None,
+    unfinished: Sequence[str] = (),
 ) -> str:
-    """`others` and `traces` are by the task's folder."""
+    """`others` and `traces` are by the task's folder; `unfinished` are tasks of which no config is done."""
     tabs, samples = [], {}
     for task in tasks:
         other = (others or {}).get(task.folder)
@@ -55,6 +56,8 @@ def experiment_page(
         f"written {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}",
     ]
     lead = _criterion(experiment)
+    if unfinished:
+        lead += f" No config is finished yet on {', '.join(unfinished)}."
     return report_page(experiment.spec.question, lead, " · ".join(filter(None, about)), tabs, samples)
 
 
