@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 TORCH := torch==2.13.0
 WORKERS ?= 2
 
-.PHONY: setup demo test test-all lint clean
+.PHONY: setup demo test test-all test-slurm lint clean
 
 setup: $(READY)
 
@@ -26,10 +26,14 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not long"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not long and not slurm"
 
 test-all: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not slurm"
+
+# needs root and the packages slurm-wlm and munge; skips with a message without them
+test-slurm: setup
+	$(BIN)/pytest -rs -m slurm tests/slurm
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

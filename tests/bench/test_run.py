@@ -3,49 +3,28 @@
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from stepsaver.cli import main
-from tests.evaluation.tiny_folder import write_model_folder
 
-EXPERIMENT = """\
-question: Does it hold?
-tasks: [mini_ifeval]
-configs:
-  - name: baseline
-  - {name: same, rules: ["layer_reuse:k=1,layers=0,mode=output"]}
-  - {name: output_0, rules: ["layer_reuse:k=3,layers=0,mode=output"]}
-  - {name: output_1, rules: ["layer_reuse:k=3,layers=1,mode=output"]}
-  - {name: trimmed, rules: ["previous_row:refresh=block", "trim:level=changed"]}
-baseline: baseline
-model: {model}
-batch_size: 2
-chunk_samples: 2
-decoding: {sub_block_size: 4}
-success:
-  confirm_if: {speed_up: "> 1.2", drop_points: "< 5"}
-  reject_if: {speed_up: "< 1.05", drop_points: "> 20"}
-"""
 LIMIT = 10
 TIMING_MAY_BE_ODD = (0, 1)  # the audit at the end of a run may find twins of unlike speed on a busy machine
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, write_experiment: Callable[[Path], Path]) -> Path:
     """An experiment folder with all its results."""
-    root = tmp_path_factory.mktemp("bench")
-    (root / "model").mkdir()
-    write_model_folder(root / "model")
-    folder = root / "experiment"
-    folder.mkdir()
-    (folder / "experiment.yaml").write_text(EXPERIMENT.replace("{model}", str(root / "model")))
+    folder = write_experiment(tmp_path_factory.mktemp("bench") / "experiment")
     assert main(["run", str(folder), "--limit", str(LIMIT)]) in TIMING_MAY_BE_ODD
     return folder
 
@@ -76,6 +55,15 @@ def test_a_run_stores_every_sample_once_and_a_summary(finished: Path, capsys: py
     assert summary["speed_up_chunks"] == 5
     assert summary["batch_invariance"] == {"samples": 2, "different": 0}
     assert summary["ceiling"] > 1
+    more = "accuracy_interval paired speed_up cost peak_memory_bytes predicted_speed_up run_id identity chunks"
+    assert set(more.split()) <= summary.keys()
+    assert {"policy", "rules", "decoding", "limit", "batch_size", "seed", "estimator"} <= summary["eval_params"].keys()
+    assert {"tokens", "decode_seconds", "loading_seconds", "warm_up_seconds"} <= summary["throughput"].keys()
+    assert {"full", "commit"} <= summary["cost"]["by_kind"].keys()
+    assert summary["peak_memory_bytes"] > 0
+    assert {"commit", "dirty"} == summary["git"].keys()
+    assert summary["environment"]["torch"] == torch.__version__
+    assert summary["identity"]["data"]
     assert main(["status", str(finished), "--limit", str(LIMIT)]) == 0
     assert "5/5" in capsys.readouterr().out
     assert main(["verdict", str(finished), "--limit", str(LIMIT)]) == 0
@@ -262,15 +250,87 @@ def test_layers_that_do_not_exist_are_refused(experiment: Path, capsys: pytest.C
     assert "not within 0-1" in capsys.readouterr().err
 
 
+def everything_in(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_dry_run_says_what_is_missing_and_writes_nothing(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_samples(cell(experiment, "trimmed"), lambda lines: lines[:-3])
+    before = everything_in(experiment)
+
+    def planned(*flags: str) -> dict[str, dict]:
+        capsys.readouterr()
+        assert main(["run", str(experiment), "--dry-run", "--json", *flags]) == 0
+        return {each["config"]: each for each in json.loads(capsys.readouterr().out)[0]["cells"]}
+
+    found = planned("--limit", str(LIMIT))
+    assert {name: each["samples"] for name, each in found.items() if each["samples"]} == {"trimmed": 2, "baseline": 2}
+    assert (found["trimmed"]["chunks"], found["baseline"]["chunks"], found["baseline"]["timed_again"]) == (1, 0, 1)
+    assert "stored timings of trimmed (4 chunks)" in found["trimmed"]["basis"]
+    assert found["trimmed"]["cost"]["flops"] > 0
+    forced = planned("--limit", str(LIMIT), "--force", "same")
+    assert (forced["same"]["chunks"], forced["same"]["remark"]) == (5, "what is stored is set aside")
+    assert "stored timings of baseline" in planned("--limit", "6", "baseline")["baseline"]["basis"]
+    assert "lengths of requests" in planned("--limit", "2", "--task", "mini_mmlu")["trimmed"]["basis"]
+    assert main(["run", str(experiment), "--dry-run", "--limit", "6"]) == 0
+    assert "nothing was written" in capsys.readouterr().out
+    assert everything_in(experiment) == before
+
+
+def test_the_estimator_of_the_command_line_is_part_of_the_run(experiment: Path) -> None:
+    def run_and_read(*flags: str) -> dict:
+        command = ["run", str(experiment), "--task", "mini_mmlu", "--limit", "2", "baseline", *flags]
+        assert main(command) in TIMING_MAY_BE_ODD
+        return json.loads((experiment / "results" / "mini_mmlu_limit_2" / "baseline" / "summary.json").read_text())
+
+    one, other = run_and_read(), run_and_read("--estimator", "reference")
+    assert [each["eval_params"]["estimator"] for each in (one, other)] == ["trajectory", "reference"]
+    assert one["run_id"] != other["run_id"]
+    assert run_and_read("--estimator", "reference")["run_id"] == other["run_id"]
+
+
+def test_a_damaged_file_is_named_and_its_samples_are_run_again(
+    experiment: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = cell(experiment, "same") / "samples.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"document": 4', b'"docum\x00', 1))
+    assert main(["run", str(experiment), "--limit", str(LIMIT)]) in TIMING_MAY_BE_ODD
+    aside = next(path.parent.glob("samples.jsonl.damaged-*"))
+    assert str(aside) in capsys.readouterr().err
+    assert sorted(stored_answers(experiment, "same")) == stored_answers(finished, "same")
+
+
+def test_a_disk_that_fills_up_stops_the_run_and_loses_nothing(
+    experiment: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(experiment / "results")
+    largest = cell(finished, "baseline") / "trace.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest.stat().st_size // 2, limits[1]))
+    try:
+        code = main(["run", str(experiment), "--limit", str(LIMIT)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2
+    assert "what was stored before is whole" in capsys.readouterr().err
+    assert stored_answers(experiment, "baseline")
+    assert main(["run", str(experiment), "--limit", str(LIMIT)]) in TIMING_MAY_BE_ODD
+    for config in ("baseline", "trimmed"):
+        assert stored_answers(experiment, config) == stored_answers(finished, config)
+
+
 def test_the_report_fills_the_tables_and_keeps_the_prose(experiment: Path, tmp_path: Path) -> None:
     page = experiment / "results.md"
-    page.write_text("# Mine\n\nbefore\n\n<!-- tables -->\nold\n<!-- /tables -->\n\nafter\n")
+    page.write_text("# Mine\n\nbefore\n\n<!-- tables -->\nSTALE\n<!-- /tables -->\n\nafter\n")
     for _ in range(2):
         assert main(["report", str(experiment), "--limit", str(LIMIT)]) == 0
         text = page.read_text()
         assert text.startswith("# Mine\n\nbefore\n\n<!-- tables -->\n")
         assert text.endswith("<!-- /tables -->\n\nafter\n")
-        assert "old" not in text
+        assert "STALE" not in text
         assert text.count("| trimmed |") == 1
     assert main(["report", str(experiment), "--limit", str(LIMIT), "--csv", str(tmp_path / "t.csv")]) == 0
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 6

@@ -2,6 +2,8 @@
 
 import itertools
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from stepsaver.engine.decode.policy import parse_policy
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.reuse.layer_groups import layer_group
 from stepsaver.engine.reuse.layer_reuse import LayerReuse
 from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
@@ -103,9 +105,9 @@ class Resources(Strict):
     partition: str | None = None
     account: str | None = None
     gres: str | None = None
-    cpus: int = 2
-    memory_gb: int = 16
-    minutes: int = 240
+    cpus: int = Field(default=2, ge=1)
+    memory_gb: int = Field(default=16, ge=1)
+    minutes: int = Field(default=240, ge=1)
 
 
 class ExperimentSpec(Strict):
@@ -140,8 +142,6 @@ class Experiment:
     def config(self, name: str) -> ConfigSpec:
         found = next((config for config in self.configs if config.name == name), None)
         if found is None:
-            from stepsaver.engine.errors import unknown_name
-
             raise unknown_name(f"config of {self.name}", name, [config.name for config in self.configs])
         return found
 
@@ -164,32 +164,58 @@ def read_experiment(folder: Path, *, layers: int | None = None) -> Experiment:
         raise UsageError(f"{path} line {_line(text, ('configs',))}: configs: {error}") from None
     try:
         remarks = _check(spec, configs, layers)
-    except UsageError as error:
-        raise UsageError(f"{path} line {_line(text, ('configs',))}: {error}") from None
+    except _AtPlace as error:
+        raise UsageError(f"{path} line {_line(text, error.place)}: {error}") from None
     return Experiment(folder, spec, configs, remarks)
 
 
+class _AtPlace(UsageError):
+    """A mistake, and the keys that lead to it."""
+
+    def __init__(self, place: tuple[str | int, ...], message: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+@contextmanager
+def _at(*place: str | int) -> Iterator[None]:
+    """Gives what is wrong in here its place in the file."""
+    try:
+        yield
+    except UsageError as error:
+        raise _AtPlace(place, str(error)) from None
+
+
 def _check(spec: ExperimentSpec, configs: tuple[ConfigSpec, ...], layers: int | None) -> tuple[str, ...]:
+    is_grid = isinstance(spec.configs, Grid)
     names = [config.name for config in configs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise UsageError(f"config {twice} stands there twice")
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            place = ("configs", "name") if is_grid else ("configs", index)
+            raise _AtPlace(place, f"config {name} stands there twice")
     if spec.baseline not in names:
-        raise UsageError(f"baseline {spec.baseline!r} is no config; there are {', '.join(names)}")
-    parse_policy(spec.decoding.policy)
+        raise _AtPlace(("baseline",), f"baseline {spec.baseline!r} is no config; there are {', '.join(names)}")
+    with _at("decoding", "policy"):
+        parse_policy(spec.decoding.policy)
     groups: dict[str, frozenset[int]] = {}
-    for config in configs:
-        if config.policy:
-            parse_policy(config.policy)
-        for rule in config.reuse_rules():
-            if layers is not None:
-                rule.check(layers)
-            if isinstance(rule, LayerReuse):
-                groups[rule.layers] = layer_group(rule.layers, layers or 28)
-    if isinstance(spec.configs, Grid) and len({len(group) for group in groups.values()}) > 1:
+    for index, config in enumerate(configs):
+        with _at("configs", "rules" if is_grid else index):
+            groups |= _layer_groups(config, layers)
+    if is_grid and len({len(group) for group in groups.values()}) > 1:
         sizes = ", ".join(f"{name} has {len(group)}" for name, group in groups.items())
-        raise UsageError(f"the grid compares layer groups of unequal size: {sizes}")
+        raise _AtPlace(("configs", "grid"), f"the grid compares layer groups of unequal size: {sizes}")
     return tuple(_overlaps(groups))
+
+
+def _layer_groups(config: ConfigSpec, layers: int | None) -> dict[str, frozenset[int]]:
+    """The groups of layers that a config names; whatever else is wrong with it is said here."""
+    if config.policy:
+        parse_policy(config.policy)
+    rules = config.reuse_rules()
+    if layers is not None:
+        for rule in rules:
+            rule.check(layers)
+    return {rule.layers: layer_group(rule.layers, layers or 28) for rule in rules if isinstance(rule, LayerReuse)}
 
 
 def _overlaps(groups: dict[str, frozenset[int]]) -> list[str]:

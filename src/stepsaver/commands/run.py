@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 HELP = "run what is missing of an experiment"
 RESOURCES = {"partition": str, "account": str, "gres": str, "minutes": int, "cpus": int, "memory_gb": int}
+COUNTED = ("minutes", "cpus", "memory_gb", "shards")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +56,9 @@ def run(options: argparse.Namespace) -> int:
 
     chosen = _with_estimator(choose(options), options.estimator)
     experiment, logs = chosen.experiment, logs_folder(chosen.experiment)
-    if options.shards < 1:
-        raise UsageError(f"{options.shards} shards are too few")
+    for name in COUNTED:
+        if (given := getattr(options, name)) is not None and given < 1:
+            raise UsageError(f"--{name.replace('_', '-')} {given} is not positive")
     runner, resources = find_runner(options.runner), _resources(options, experiment.spec.resources)
     request = _request(options, chosen)
     for remark in experiment.remarks:
@@ -88,7 +90,7 @@ def _resources(options: argparse.Namespace, stored: "Resources") -> "Resources":
     given = {name: getattr(options, name) for name in RESOURCES if getattr(options, name) is not None}
     if given and options.runner == "local":
         raise UsageError(f"--{next(iter(given)).replace('_', '-')} is for jobs; the local runner takes no resources")
-    return type(stored).model_validate(stored.model_dump() | given)
+    return stored.model_copy(update=given)
 
 
 def _request(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":

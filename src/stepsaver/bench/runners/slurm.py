@@ -5,12 +5,11 @@ is its checkpoint.
 """
 
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from submitit import SlurmExecutor
-from submitit.core.utils import FailedSubmissionError
+from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import Checkpointable
 
 from stepsaver.bench.jobs import record_job
@@ -51,7 +50,7 @@ def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: 
     )
     try:
         jobs = executor.map_array(RunShard(), shards)
-    except (FailedSubmissionError, subprocess.CalledProcessError) as error:
+    except (FailedJobError, FailedSubmissionError) as error:
         raise UsageError(f"sbatch refused the jobs: {error}") from None
     record_job(logs, jobs[0].job_id.split("_")[0], shards)
     return False

@@ -1,0 +1,359 @@
+"""Shards of a run: in this process, in processes of their own, and as jobs of a SLURM that is only played."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepsaver.bench import shards, worker
+from stepsaver.bench.experiments import find_experiment
+from stepsaver.bench.run import RunOptions, Shard, make_shards, prepare
+from stepsaver.bench.shards import Part, merge
+from stepsaver.bench.store import open_cell, read_cell
+from stepsaver.cli import main
+from stepsaver.engine.errors import UsageError
+from tests.bench.test_store import record, timing
+
+LIMIT, CHUNKS = 8, 4
+CONFIGS = ("baseline", "same", "trimmed")
+DONE = (0, 1)  # the audit may find twins of unlike speed on a busy machine
+SECRET = "hf_planted0secret"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, write_experiment: Callable[[Path], Path]) -> Path:
+    """An experiment that was run by one process."""
+    folder = with_few_configs(write_experiment(tmp_path_factory.mktemp("whole") / "experiment"))
+    assert main(["run", str(folder), "--limit", str(LIMIT)]) in DONE
+    return folder
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, write_experiment: Callable[[Path], Path]) -> Path:
+    """The same experiment without results."""
+    return with_few_configs(write_experiment(tmp_path / "experiment"))
+
+
+def with_few_configs(folder: Path) -> Path:
+    path = folder / "experiment.yaml"
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "name: output" not in line))
+    return folder
+
+
+def answers(folder: Path) -> dict:
+    """What is stored of every sample of every config; each of them once."""
+    found = {}
+    for path in (folder / "results" / f"mini_ifeval_limit_{LIMIT}").glob("*/samples.jsonl"):
+        for line in filter(lambda each: "ids" in each, map(json.loads, path.read_text().splitlines())):
+            key = (path.parent.name, line["chunk"], line["document"])
+            assert key not in found, f"{key} is stored twice"
+            found[key] = line["ids"]
+    return found
+
+
+def summaries(folder: Path) -> dict[str, dict]:
+    return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("results/*/*/summary.json")}
+
+
+def two_shards(folder: Path, *, force: bool = False) -> list[Shard]:
+    experiment = find_experiment(str(folder))
+    options = RunOptions(("mini_ifeval",), experiment.configs, experiment.spec.model, limit=LIMIT, force=force)
+    return make_shards(experiment, options, 2, share_machine=True)
+
+
+def quiet(config: str, done: int, total: int) -> None:
+    pass
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(chunks: int) -> Callable[[str, int, int], None]:
+    calls = []
+
+    def progress(config: str, done: int, total: int) -> None:
+        calls.append(config)
+        if len(calls) == chunks:
+            raise Stopped
+
+    return progress
+
+
+def test_shards_write_apart_and_the_last_one_sums_up(
+    fresh: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, last = two_shards(fresh)
+    prepare(first.results)
+    last.run(quiet)
+    assert len(answers(fresh)) == LIMIT // 2 * len(CONFIGS)
+    assert not summaries(fresh)
+    first.run(quiet)
+    assert answers(fresh) == answers(whole)
+    assert not list(fresh.rglob("shards/*"))
+    found, alone = summaries(fresh), summaries(whole)
+    for config in CONFIGS:
+        same = ("accuracy", "samples", "predicted_speed_up", "ceiling", "run_id", "cost", "chunks")
+        assert {name: found[config][name] for name in same} == {name: alone[config][name] for name in same}
+        assert (found[config]["speed_up_chunks"], found[config]["chunks_not_comparable"]) == (0, CHUNKS)
+        assert (alone[config]["speed_up_chunks"], alone[config]["chunks_not_comparable"]) == (CHUNKS, 0)
+    main(["audit", str(fresh), "--limit", str(LIMIT)])
+    assert "concurrent shards" in capsys.readouterr().out
+    main(["verdict", str(fresh), "--limit", str(LIMIT)])
+    assert "shared a machine" in capsys.readouterr().out
+
+
+def test_a_stopped_shard_goes_on_where_it_stopped(fresh: Path, whole: Path) -> None:
+    first, last = two_shards(fresh)
+    prepare(first.results)
+    with pytest.raises(Stopped):
+        first.run(stop_after(4))
+    last.run(quiet)
+    calls = []
+    first.run(lambda config, done, total: calls.append(config))
+    assert calls.count("trimmed") == CHUNKS // 2 - 1
+    assert answers(fresh) == answers(whole)
+
+
+def test_what_a_dead_shard_left_is_taken_over(
+    fresh: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, last = two_shards(fresh)
+    prepare(first.results)
+    last.run(quiet)
+    with pytest.raises(Stopped):
+        first.run(stop_after(4))
+    assert main(["status", str(fresh), "--limit", str(LIMIT)]) == 0
+    assert "baseline (6 samples)" in capsys.readouterr().out, "one chunk of the dead shard is missing"
+
+    def no_removal(path: Path) -> None:
+        raise Stopped
+
+    with monkeypatch.context() as patch:  # merged, and killed before the folder was removed
+        patch.setattr(shards.shutil, "rmtree", no_removal)
+        with pytest.raises(Stopped):
+            prepare(first.results)
+    assert main(["run", str(fresh), "--limit", str(LIMIT)]) in DONE
+    assert answers(fresh) == answers(whole)
+    for config in CONFIGS:
+        lines = (fresh / "results" / f"mini_ifeval_limit_{LIMIT}" / config / "trace.jsonl").read_text().splitlines()
+        runs = [(line["chunk"], line["session"]) for line in map(json.loads, lines)]
+        assert len(runs) == len(set(runs)), "a timing was merged twice"
+
+
+def test_only_one_shard_of_a_run_starts_afresh(fresh: Path, whole: Path) -> None:
+    for _ in range(2):
+        for shard in two_shards(fresh, force=True):
+            shard.run(quiet)
+    assert answers(fresh) == answers(whole)
+    assert len(list(fresh.glob("results/*/previous/*"))) == len(CONFIGS)
+
+
+def test_shards_of_unlike_machines_are_refused(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = two_shards(fresh)
+    first.run(quiet)
+    monkeypatch.setattr(worker, "library_versions", lambda: {"torch": "another"})
+    with pytest.raises(UsageError, match="shards of one run differ in libraries"):
+        last.run(quiet)
+
+
+def test_a_second_run_waits_for_no_shard(fresh: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, _ = two_shards(fresh)
+
+    def meanwhile(config: str, done: int, total: int) -> None:
+        assert main(["run", str(fresh), "--limit", str(LIMIT)]) == 2
+        assert main(["discard", str(fresh), "--limit", str(LIMIT), "--why", "w"]) == 2
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        first.run(meanwhile)
+    assert f"process {os.getpid()}" in capsys.readouterr().err
+
+
+def test_missing_and_repeated_samples_are_named(fresh: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(whole / "results", fresh / "results")
+    path = fresh / "results" / f"mini_ifeval_limit_{LIMIT}" / "same" / "samples.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines + lines[:3]))
+    assert main(["run", str(fresh), "--limit", str(LIMIT)]) == 2
+    assert "has 2 answers twice" in capsys.readouterr().err
+    path.write_text("".join([lines[0].replace('"document": 0', '"document": 99'), *lines[1:]]))
+    assert main(["run", str(fresh), "--limit", str(LIMIT)]) == 2
+    assert "lacks 1 samples, such as mini_ifeval document 0" in capsys.readouterr().err
+
+
+def test_every_sample_missing_everywhere_is_found(fresh: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(whole / "results", fresh / "results")
+    for path in fresh.rglob("samples.jsonl"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
+    assert main(["audit", str(fresh), "--limit", str(LIMIT)]) == 1
+    assert "baseline has 6 samples, its summary is of 8" in capsys.readouterr().out
+
+
+@settings(max_examples=15, deadline=None)
+@given(owners=st.lists(st.integers(0, 3), min_size=1, max_size=8), order=st.permutations(range(4)))
+def test_shards_merge_exactly_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, owners: list[int], order: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("merge") / "cell"
+    open_cell(folder, {"a": 1}, "run")
+    for chunk, owner in enumerate(owners):
+        own = open_cell(folder / "shards" / f"x-{owner}", {"a": 1}, "run")
+        own.append_chunk(chunk, [record(2 * chunk), record(2 * chunk + 1)], timing(chunk))
+    for owner in order:
+        path = folder / "shards" / f"x-{owner}"
+        if path.exists():
+            merge(read_cell(path, "run"), read_cell(folder, "run", repair=True))
+    cell = read_cell(folder, "run")
+    assert [each.key.document for each in cell.all_records] == list(range(2 * len(owners)))
+    assert [each["chunk"] for each in cell.own_timings] == list(range(len(owners)))
+
+
+def test_two_answers_to_one_sample_are_refused(tmp_path: Path) -> None:
+    cell = open_cell(tmp_path / "cell", {"a": 1}, "run")
+    cell.append_chunk(0, [record(0)], timing(0))
+    other = open_cell(tmp_path / "cell" / "shards" / "x-0", {"a": 1}, "run")
+    other.append_chunk(0, [record(0).__class__(**{**record(0).__dict__, "ids": (9,)})], timing(0))
+    with pytest.raises(UsageError, match="another answer to t document 0"):
+        merge(other, cell)
+
+
+def test_parts_share_the_chunks_out() -> None:
+    class Numbered:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    chunks = [Numbered(number) for number in range(7)]
+    parts = [Part("x", index, 3).chunks(chunks) for index in range(3)]  # type: ignore[arg-type]
+    assert sorted(chunk.number for part in parts for chunk in part) == list(range(7))
+
+
+def test_processes_of_their_own_give_the_same_samples(
+    fresh: Path, whole: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    assert main(["run", str(fresh), "--limit", str(LIMIT), "--shards", "2"]) in DONE
+    assert "they enter no speed-up" in capfd.readouterr().out
+    assert answers(fresh) == answers(whole)
+    assert len(list((fresh / "logs").glob("*.log"))) == 2
+    assert_no_secret(fresh)
+
+
+def assert_no_secret(folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+# A SLURM that keeps its queue in a folder and starts nothing by itself: the test is the scheduler.
+FAKE_COMMANDS = {
+    "sbatch": """\
+cp "$1" "$QUEUE/script"
+array=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$1")
+for index in $(seq 0 "${array:-0}"); do echo PENDING > "$QUEUE/7_$index"; done
+echo "Submitted batch job 7"
+""",
+    "squeue": 'for job in "$QUEUE"/7_*; do [ -e "$job" ] && echo "7|$(cat "$job")"; done; true\n',
+    "scontrol": '[ "$1" = requeue ] && echo PENDING > "$QUEUE/$2"\n',
+    "scancel": 'rm -f "$QUEUE/$1"_*\n',
+    "srun": """\
+while [ "${1#--}" != "$1" ]; do case "$1" in --output|--error) shift 2;; *) shift;; esac; done
+echo $$ > "$QUEUE/process_$SLURM_ARRAY_TASK_ID"
+exec "$@"
+""",
+}
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    commands, folder = tmp_path / "bin", tmp_path / "queue"
+    commands.mkdir()
+    folder.mkdir()
+    for name, text in FAKE_COMMANDS.items():
+        (commands / name).write_text(f"#!/bin/bash\n{text}")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setenv("QUEUE", str(folder))
+    return folder
+
+
+def start_job(queue: Path, index: int, log: Path) -> subprocess.Popen[bytes]:
+    (queue / f"7_{index}").write_text("RUNNING")
+    variables = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(index)}
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            ["bash", str(queue / "script")], env=os.environ | variables, stdout=stream, stderr=stream
+        )
+
+
+def end_job(queue: Path, index: int, process: subprocess.Popen[bytes]) -> None:
+    assert process.wait(timeout=300) == 0
+    (queue / f"7_{index}").unlink()
+
+
+def test_jobs_are_submitted_followed_and_requeued(
+    fresh: Path,
+    whole: Path,
+    queue: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    flags = ["--runner", "slurm", "--shards", "2", "--partition", "long", "--account", "me", "--gres", "gpu:1"]
+    run = ["run", str(fresh), "--limit", str(LIMIT)]
+    assert main([*run, *flags, "--minutes", "60", "--cpus", "3", "--memory-gb", "5"]) == 0
+    assert "submitted job 7: 2 shards, 2 pending" in capsys.readouterr().out
+    script = (queue / "script").read_text()
+    asked_for = ("partition=long", "account=me", "gres=gpu:1", "time=60", "cpus-per-task=3", "mem=5GB", "array=0-1%2")
+    for asked in (*asked_for, "requeue"):
+        assert f"#SBATCH --{asked}" in script, asked
+    assert f"{fresh / 'logs'}" in script
+    assert main(run) == 2
+    assert "scancel 7" in capsys.readouterr().err
+
+    log = tmp_path / "log-0"
+    interrupted, other = start_job(queue, 0, log), start_job(queue, 1, tmp_path / "log-1")
+    deadline = time.monotonic() + 120
+    while b"chunks" not in log.read_bytes():
+        assert time.monotonic() < deadline
+        assert interrupted.poll() is None
+        time.sleep(0.01)
+    assert main(["status", str(fresh), "--limit", str(LIMIT)]) == 0
+    assert "job 7: 2 shards, 2 running" in capsys.readouterr().out
+    os.kill(int((queue / "process_0").read_text()), signal.SIGUSR2)
+    assert interrupted.wait(timeout=60) != 0, "SLURM's signal ends the job"
+    assert (queue / "7_0").read_text().strip() == "PENDING"
+    end_job(queue, 1, other)
+    end_job(queue, 0, start_job(queue, 0, log))
+    assert answers(fresh) == answers(whole)
+    assert {each["chunks_not_comparable"] for each in summaries(fresh).values()} == {0}
+    assert main(["status", str(fresh), "--limit", str(LIMIT)]) == 0
+    assert "3/3" in (shown := capsys.readouterr().out)
+    assert "job" not in shown
+    assert_no_secret(fresh)
+
+
+def test_what_is_wrong_with_a_submission_is_one_line(
+    fresh: Path, queue: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["run", str(fresh), "--limit", str(LIMIT)]
+    assert main([*run, "--partition", "long"]) == 2
+    assert "--partition is for jobs" in capsys.readouterr().err
+    assert main([*run, "--runner", "slrm"]) == 2
+    assert "unknown runner 'slrm'; nearest: slurm" in capsys.readouterr().err
+    assert main([*run, "--shards", "0"]) == 2
+    (queue.parent / "bin" / "sbatch").write_text("#!/bin/bash\necho 'invalid partition' >&2; exit 1\n")
+    assert main([*run, "--runner", "slurm"]) == 2
+    assert "invalid partition" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main([*run, "--runner", "slurm"]) == 2
+    assert "no sbatch here" in capsys.readouterr().err
