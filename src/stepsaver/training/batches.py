@@ -51,10 +51,9 @@ def draw(random: Random, recipe: Recipe, *, step: int, split: Split) -> Problem:
     """A problem of any task, tasks in the recipe's proportion."""
     share = recipe.word_problem_share(step)
     others = (1 - share) / 2
-    largest_addend = recipe.largest_addend(step)
     makers: list[Maker] = [
-        partial(word_problems.make_word_problem, largest_addend=largest_addend),
-        partial(questions.make_question, largest_addend=largest_addend),
+        partial(word_problems.make_word_problem, difficulty=recipe.difficulty(step)),
+        partial(questions.make_question, largest_addend=recipe.largest_addend(step)),
         instructions.make_instruction,
     ]
     make = random.choices(makers, (share, others, others))[0]

@@ -9,7 +9,7 @@ import torch
 from stepsaver.engine.models.load import load_model
 from stepsaver.evaluation.embedded import instructions, questions, word_problems
 from stepsaver.evaluation.embedded.catalog import TEST_COUNTS
-from stepsaver.evaluation.embedded.word_problems import LARGEST_ADDEND
+from stepsaver.evaluation.embedded.word_problems import EASY, HARD
 from stepsaver.training.loop import Run, read_log
 from stepsaver.training.measure import (
     Accuracy,
@@ -122,8 +122,10 @@ Problems come from the seeded generator in `stepsaver.evaluation.embedded`. Word
 {100 * recipe.joint_word_problem_share:.0f} % of the second, the other two tasks share the rest; their answers, a fifth
 as long, weigh {recipe.short_weight:g} times as much. A problem belongs to training or test by a hash of what it asks
 (for a word problem the calculation, whatever the names and things), so no test problem and no rewording of one was
-trained on. No sample is longer than {4 * recipe.block_size} tokens. The first {recipe.early_steps} steps had addends up
-to {recipe.early_largest_addend}, all later ones and the test have them up to {LARGEST_ADDEND}.
+trained on. No sample is longer than {4 * recipe.block_size} tokens. Word problems get harder in the end: addends up to
+{recipe.early_largest_addend} in the first {recipe.early_steps} steps, up to {EASY.addends[-1]} until step
+{recipe.hard_start}, then as in the test two to five steps with half of the addends from {HARD.large_addends[0]} to
+{HARD.large_addends[-1]}; word problems are then {100 * recipe.hard_word_problem_share:.0f} % of the problems.
 
 ## Training
 
@@ -134,8 +136,8 @@ later ones masked), and {100 * recipe.complementary_share:.0f} % of them also in
 (Fast-dLLM v2). Loss on the answer, on the block's padding behind the stop token with weight {recipe.padding_weight}.
 AdamW with a rate of
 {rates};
-from step {recipe.decay_start} on a cosine of {recipe.decay_steps} steps to {recipe.final_rate}, over the last
-{recipe.finish_steps} steps also a straight line to 0. {run.seconds / 60:.0f} minutes of wall-clock time on
+from step {recipe.decay_start} to {recipe.hard_start} times the beginning of a cosine of {recipe.decay_steps} steps, over
+the last {recipe.finish_steps} steps a straight line to 0. {run.seconds / 60:.0f} minutes of wall-clock time on
 {recipe.threads} CPU cores that other work shared and sometimes stopped.
 
 On the held-out batch at the end: causal loss {held_out["autoregressive"]:.4f} \

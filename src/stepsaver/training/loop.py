@@ -92,8 +92,8 @@ def train_step(run: Run, tokenizer: Tokenizer, *, compiled: bool) -> dict[str, A
 
 @torch.no_grad()
 def held_out_losses(run: Run, tokenizer: Tokenizer) -> dict[str, float]:
-    """Both losses on one fixed batch of test problems, whatever the stage."""
-    batch = make_batch(run.recipe, tokenizer, step=run.recipe.autoregressive_steps, stage="joint", split="test")
+    """Both losses on one fixed batch of the test split, as hard as the test, whatever the stage."""
+    batch = make_batch(run.recipe, tokenizer, step=run.recipe.steps - 1, stage="joint", split="test")
     found = losses(run.model, batch)
     return {name: round(value.item(), 5) for name, value in found._asdict().items()}
 

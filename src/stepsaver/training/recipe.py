@@ -6,7 +6,8 @@ from typing import Literal
 
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.rope import Rope
-from stepsaver.evaluation.embedded.word_problems import LARGEST_ADDEND
+from stepsaver.evaluation.embedded.questions import LARGEST_ADDEND
+from stepsaver.evaluation.embedded.word_problems import EASY, HARD, SINGLE_DIGITS, Difficulty
 
 Stage = Literal["autoregressive", "joint"]
 
@@ -27,7 +28,7 @@ class Recipe:
     initial_deviation: float = 0.06
 
     autoregressive_steps: int = 2000
-    joint_steps: int = 1550
+    joint_steps: int = 2600
     autoregressive_units: int = 40  # blocks of rows in a step of the first stage
     joint_units: int = 96
     rates: tuple[tuple[int, float], ...] = (
@@ -35,20 +36,23 @@ class Recipe:
         (500, 7e-4),
         (700, 1.5e-3),
         (2000, 1.2e-3),
+        (3300, 1e-3),
     )  # from which step on, which rate
     final_rate: float = 2e-5
     warm_up_steps: int = 100
     decay_start: int = 3000  # of a cosine that would reach the final rate after `decay_steps`
     decay_steps: int = 1000
-    finish_steps: int = 250  # the last ones, over which the rate also falls linearly
+    hard_start: int = 3300  # from which step on the word problems are as hard as the test's, without that cosine
+    finish_steps: int = 400  # the last ones, over which the rate falls linearly
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.97)
     clip_norm: float = 1.0
 
     autoregressive_word_problem_share: float = 0.5  # of the problems; the other two tasks share the rest equally
     joint_word_problem_share: float = 0.35
+    hard_word_problem_share: float = 0.5
     short_weight: float = 2.0  # of the answers of the other two tasks, which have a fifth of the tokens
-    early_steps: int = 900  # with addends up to the following; later ones, like the test, up to the generator's own
+    early_steps: int = 900  # with addends up to the following; then easier ones until `hard_start`
     early_largest_addend: int = 9
     variants: int = 3  # noisy copies of an answer's block with masks as in decoding
     complementary_share: float = 0.35  # of the answer blocks that also get a pair of complementary random masks
@@ -70,23 +74,30 @@ class Recipe:
         return self.autoregressive_units if stage == "autoregressive" else self.joint_units
 
     def word_problem_share(self, step: int) -> float:
-        return (
-            self.autoregressive_word_problem_share
-            if self.stage(step) == "autoregressive"
-            else self.joint_word_problem_share
-        )
+        if step >= self.hard_start:
+            return self.hard_word_problem_share
+        if self.stage(step) == "joint":
+            return self.joint_word_problem_share
+        return self.autoregressive_word_problem_share
+
+    def difficulty(self, step: int) -> Difficulty:
+        """Of the word problems: a curriculum that ends with the difficulty of the test."""
+        if step >= self.hard_start:
+            return HARD
+        return SINGLE_DIGITS if step < self.early_steps else EASY
 
     def largest_addend(self, step: int) -> int:
+        """Of the arithmetic questions."""
         return self.early_largest_addend if step < self.early_steps else LARGEST_ADDEND
 
     def rate(self, step: int) -> float:
-        """Warm-up, constant rates from given steps on, a cosine, and a linear fall over the last steps.
+        """Warm-up, constant rates from given steps on, a cosine until the hard problems, a linear fall at the end.
 
         Only the fall depends on the number of steps to come, so a run can be made longer or shorter from any
         checkpoint before it and equals a run that was planned that way.
         """
         rate = [rate for start, rate in self.rates if start <= step][-1] * min(1.0, (step + 1) / self.warm_up_steps)
-        progress = min(1.0, max(0.0, (step - self.decay_start) / self.decay_steps))
+        progress = min(1.0, max(0.0, (step - self.decay_start) / self.decay_steps)) if step < self.hard_start else 0.0
         decayed = self.final_rate + (rate - self.final_rate) * (1 + math.cos(math.pi * progress)) / 2
         return decayed * min(1.0, (self.steps - step) / self.finish_steps)
 

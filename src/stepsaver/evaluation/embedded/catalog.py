@@ -12,7 +12,7 @@ MAKERS: dict[str, Maker] = {
     instructions.TASK: instructions.make_instruction,
 }
 TEST_COUNTS = {word_problems.TASK: 1319, questions.TASK: 1040, instructions.TASK: 540}
-TEST_SEED = 2024
+TEST_SEED = 2026
 
 
 def evaluation_problems(task: str) -> list[Problem]:

@@ -9,10 +9,10 @@ from itertools import pairwise
 from random import Random
 
 from stepsaver.evaluation.embedded.problem import Problem
-from stepsaver.evaluation.embedded.word_problems import LARGEST_ADDEND, SMALLEST_ADDEND
 from stepsaver.evaluation.embedded.words import NAMES, NOUNS
 
 TASK = "mini_mmlu"
+SMALLEST_ADDEND, LARGEST_ADDEND = 2, 5
 LETTERS = ("A", "B", "C", "D")
 UNITS = (
     ("weeks", "days", 7),

@@ -1,7 +1,7 @@
-"""mini_gsm8k: word problems of two to four steps with a worked answer that ends in `#### 72`.
+"""mini_gsm8k: word problems of two to five steps with a worked answer that ends in `#### 72`.
 
-A problem is a story about somebody's things. Every step changes a number of two digits by a number of one digit, and
-the worked answer writes each operation out, so one wrong digit spoils everything behind it.
+A problem is a story about somebody's things. Every step changes a number of two digits by a number of one or two
+digits, and the worked answer writes each operation out, so one wrong digit spoils everything behind it.
 """
 
 from dataclasses import dataclass, field
@@ -11,12 +11,31 @@ from stepsaver.evaluation.embedded.problem import Problem
 from stepsaver.evaluation.embedded.words import NAMES, THINGS
 
 TASK = "mini_gsm8k"
-STEP_COUNTS = (2, 2, 3, 3, 4)
 SMALLEST, LARGEST = 10, 99
-SMALLEST_ADDEND, LARGEST_ADDEND = 2, 5
 FACTORS = range(2, 6)
 LARGEST_FACTOR = 20  # of the other factor, and of a quotient
 STEP_KINDS = ("gain", "lose", "split", "compare", "multiply")
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """How long the stories are and how large their numbers."""
+
+    step_counts: tuple[int, ...]
+    largest_start: int
+    addends: range
+    large_addends: range = range(0)
+    large_share: float = 0.0  # of the steps that add or take away
+
+    def draw_addends(self, random: Random) -> range:
+        return self.large_addends if self.large_share and random.random() < self.large_share else self.addends
+
+
+EASY = Difficulty((2, 2, 3, 3, 4), largest_start=60, addends=range(2, 6))
+SINGLE_DIGITS = Difficulty((2, 2, 3, 3, 4), largest_start=60, addends=range(2, 10))
+HARD = Difficulty(
+    (2, 3, 3, 4, 4, 5), largest_start=90, addends=range(2, 10), large_addends=range(10, 50), large_share=0.5
+)
 
 
 @dataclass
@@ -27,7 +46,7 @@ class Story:
     friend: str
     thing: str
     value: int
-    addends: range
+    difficulty: Difficulty
     sentences: list[str] = field(default_factory=list)
     working: list[str] = field(default_factory=list)
     signature: list[str] = field(default_factory=list)
@@ -40,13 +59,12 @@ class Story:
         self.signature.append(f"{operator}{operand}")
 
 
-def make_word_problem(random: Random, *, largest_addend: int = LARGEST_ADDEND) -> Problem:
+def make_word_problem(random: Random, *, difficulty: Difficulty = HARD) -> Problem:
     owner, friend = random.sample(NAMES, 2)
-    addends = range(SMALLEST_ADDEND, largest_addend + 1)
-    story = Story(owner, friend, random.choice(THINGS), random.randint(SMALLEST, 60), addends)
-    start = story.value
-    story.sentences.append(f"{owner} has {start} {story.thing}.")
-    steps = random.choice(STEP_COUNTS)
+    thing, start_value = random.choice(THINGS), random.randint(SMALLEST, difficulty.largest_start)
+    story = Story(owner, friend, thing, start_value, difficulty)
+    story.sentences.append(f"{owner} has {start_value} {thing}.")
+    steps = random.choice(difficulty.step_counts)
     question = None
     while len(story.working) < steps:
         last = len(story.working) == steps - 1
@@ -59,7 +77,7 @@ def make_word_problem(random: Random, *, largest_addend: int = LARGEST_ADDEND) -
     answer = " ".join(story.working) + f"\n#### {story.value}"
     prompt = " ".join([*story.sentences, question])
     document = {"question": prompt, "answer": answer, "steps": steps}
-    return Problem(TASK, f"{start}{''.join(story.signature)}", prompt, answer, document)
+    return Problem(TASK, f"{start_value}{''.join(story.signature)}", prompt, answer, document)
 
 
 def _middle_step(story: Story, random: Random) -> None:
@@ -90,7 +108,7 @@ def _closing_step(story: Story, random: Random) -> str | None:
 
 
 def _gain(story: Story, random: Random) -> bool:
-    possible = [n for n in story.addends if story.value + n <= LARGEST]
+    possible = [n for n in story.difficulty.draw_addends(random) if story.value + n <= LARGEST]
     if not possible:
         return False
     n = random.choice(possible)
@@ -100,7 +118,7 @@ def _gain(story: Story, random: Random) -> bool:
 
 
 def _lose(story: Story, random: Random) -> bool:
-    possible = [n for n in story.addends if story.value - n >= SMALLEST]
+    possible = [n for n in story.difficulty.draw_addends(random) if story.value - n >= SMALLEST]
     if not possible:
         return False
     n = random.choice(possible)
@@ -120,8 +138,9 @@ def _split(story: Story, random: Random) -> bool:
 
 
 def _compare(story: Story, random: Random) -> bool:
-    more = [n for n in story.addends if story.value + n <= LARGEST]
-    fewer = [n for n in story.addends if story.value - n >= SMALLEST]
+    addends = story.difficulty.draw_addends(random)
+    more = [n for n in addends if story.value + n <= LARGEST]
+    fewer = [n for n in addends if story.value - n >= SMALLEST]
     operator = random.choice("+-")
     possible = more if operator == "+" else fewer
     if not possible:
