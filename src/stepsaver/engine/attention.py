@@ -71,8 +71,8 @@ def _together(group: list[Segment], dtype: torch.dtype, device: torch.device) ->
     rows = max(segment.rows for segment in group)
     length = max(segment.length for segment in group)
     slots = np.array([segment.slot for segment in group])
-    # a view of all slots up to the last costs no copy, and is worth it while most of them are in use
-    is_view = 2 * len(slots) > slots.max()
+    # a view of all slots up to the last costs no copy, and is worth it while three of four are in use
+    is_view = 4 * len(slots) > 3 * slots.max()
     order = slots if is_view else np.arange(len(slots))
     count = int(order.max()) + 1
     lengths = np.ones((count, 1, 1, 1), dtype=np.int64)
