@@ -48,7 +48,7 @@ def experiment_page(
         blocks.append({"kind": "samples", "title": "Samples", "tab": task.folder, "name": "samples"})
         verdict = task.verdict()
         blocks += provenance_blocks(task)
-        tabs.append(tab(task.folder, blocks, outcome=verdict.outcome, sentence=verdict.sentence))
+        tabs.append(tab(task.folder, blocks, outcome=verdict.outcome, sentence=_qualified(task, verdict.sentence)))
     about = [
         f"stepsaver report on {experiment.name}",
         f"model {tasks[0].model}",
@@ -59,6 +59,16 @@ def experiment_page(
     if unfinished:
         lead += f" No config is finished yet on {', '.join(unfinished)}."
     return report_page(experiment.spec.question, lead, " · ".join(filter(None, about)), tabs, samples)
+
+
+def _qualified(task: ReportTask, sentence: str) -> str:
+    """No verdict stands alone on results that the audit finds fault with."""
+    faults = sum(finding.level == "invalid" for finding in task.findings)
+    return (
+        f"{sentence} The audit finds {faults} fault{'s' * (faults > 1)} with these results, see below."
+        if faults
+        else sentence
+    )
 
 
 def _criterion(experiment: Experiment) -> str:

@@ -38,7 +38,7 @@ def _first_figure(task: ReportTask, other: ReportTask | None, other_name: str) -
     if other is None:
         return figure(title, first_figure.for_page(task), caption=caption, name="accuracy_speed")
     groups = {"": first_figure.points(task), other_name: first_figure.points(other)}
-    caption += f" Open marks are of {other_name}."
+    caption += f" Open marks are of {other_name}, in the colour of the config of the same name."
     return figure(
         title, first_figure.scatter(groups, first_figure.wanted_region(task)), caption=caption, name="accuracy_speed"
     )

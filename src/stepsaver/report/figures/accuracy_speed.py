@@ -87,7 +87,7 @@ def for_page(task: ReportTask) -> PlotlyFigure:
 
 
 def scatter(groups: dict[str, list[Point]], region: Region | None) -> PlotlyFigure:
-    """Several groups of points: those behind the first are drawn open, under the group's name."""
+    """Several groups of points: those behind the first are drawn open; configs of one name look alike."""
     first = next(iter(groups.values()))
     everything = [each for group in groups.values() for each in group]
     front = pareto_front(first)
@@ -100,10 +100,12 @@ def scatter(groups: dict[str, list[Point]], region: Region | None) -> PlotlyFigu
         "hoverinfo": "skip",
         "showlegend": len(front) > 1,
     }
+    places = {name: place for place, name in enumerate(dict.fromkeys(each.name for each in everything))}
+    known = {each.name for each in first}
     traces = [
-        _trace(point, place, group, is_open=number > 0)
-        for number, (group, found) in enumerate(groups.items())
-        for place, point in enumerate(found)
+        _trace(point, places[point.name], group, is_open=found is not first, is_new=point.name not in known)
+        for group, found in groups.items()
+        for point in found
     ]
     xs, ys = ranges(everything, region)
     shapes = [] if region is None else [_shape(region, xs[1], ys[1])]
@@ -111,7 +113,7 @@ def scatter(groups: dict[str, list[Point]], region: Region | None) -> PlotlyFigu
     return {"data": [line, *traces], "layout": layout("tokens per second", "accuracy", **more), "height": 460}
 
 
-def _trace(point: Point, place: int, group: str, *, is_open: bool) -> dict[str, Any]:
+def _trace(point: Point, place: int, group: str, *, is_open: bool, is_new: bool) -> dict[str, Any]:
     colour, name = in_turn(PALETTE, place), f"{point.name} ({group})" if group else point.name
     hover = (
         f"{plain(name)}<br>{point.accuracy:.1f} % [{point.low:.1f}, {point.high:.1f}]"
@@ -126,6 +128,7 @@ def _trace(point: Point, place: int, group: str, *, is_open: bool) -> dict[str, 
         "mode": "markers",
         "marker": {"color": colour, "size": 11, "symbol": in_turn(SYMBOLS, place) + ("-open" if is_open else "")},
         "name": plain(name),
+        "showlegend": is_new or not is_open,
         "text": [hover],
         "hoverinfo": "text",
         "meta": "config",
