@@ -37,6 +37,9 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 JobRequeue=1
 ReturnToService=2
 KillWait=5
+MessageTimeout=60
+SlurmctldTimeout=120
+SlurmdTimeout=120
 NodeName=$node NodeAddr=127.0.0.1 CPUs=$(getconf _NPROCESSORS_ONLN) RealMemory=$(awk '/MemTotal/ {print int($2 / 1200)}' /proc/meminfo) State=UNKNOWN
 PartitionName=main Nodes=$node Default=YES MaxTime=INFINITE State=UP
 CONF

@@ -19,7 +19,7 @@ from tests.test_architecture import ROOT
 
 pytestmark = pytest.mark.slurm
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel")
-LIMIT, CHUNK, SHARDS, CONFIGS = 24, 4, 2, 9
+LIMIT, CHUNK, SHARDS, CONFIGS = 32, 4, 2, 9
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_jobs_that_are_pre_empted_or_killed_lose_nothing(cluster: dict[str, str]
     sharded, local = copy_of_baseline(tmp_path / "sharded"), copy_of_baseline(tmp_path / "local")
 
     def command(*arguments: str) -> str:
-        return subprocess.run(arguments, env=cluster, check=True, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(arguments, env=cluster, check=True, capture_output=True, text=True, timeout=300).stdout
 
     def is_queued() -> bool:
         return bool(command("squeue", "--noheader"))
@@ -95,9 +95,15 @@ def test_jobs_that_are_pre_empted_or_killed_lose_nothing(cluster: dict[str, str]
     refused = stepsaver(cluster, "run", sharded)
     assert refused.returncode == 2
     assert f"scancel {job}" in refused.stderr
-    wait_for(lambda: all("k3_last: 1 of" in log(f"{job}_{shard}") for shard in range(SHARDS)), "a chunk of each shard")
-    command("scancel", "--signal=USR2", f"{job}_0")  # what SLURM sends ahead of a time-out or a pre-emption
-    command("scancel", "--signal=KILL", f"{job}_1")
+    signals = {0: "USR2", 1: "KILL"}  # what SLURM sends ahead of a time-out or a pre-emption; a crash
+
+    def signal_in_its_midst() -> bool:
+        """Each shard as soon as it has stored a chunk of every config."""
+        for shard in [each for each in signals if "k3_last: 1 of" in log(f"{job}_{each}")]:
+            command("scancel", f"--signal={signals.pop(shard)}", f"{job}_{shard}")
+        return not signals
+
+    wait_for(signal_in_its_midst, "a chunk of each shard")
     wait_for(lambda: "Requeued job" in log(f"{job}_0"), "the requeue")
     wait_for(lambda: "PENDING" in command("squeue", "--noheader", "--format=%T"), "the queue to have it again")
     assert "1 pending" in stepsaver(cluster, "status", sharded).stdout

@@ -246,6 +246,9 @@ def decoding_is_as_declared(task: AuditedTask) -> Iterator[Finding]:
             wrong.append("policy")
         if wrong:
             yield Finding("invalid", "decoding", f"{cell.name} did not run with the declared {', '.join(wrong)}")
+    estimators = {str(cell.identity.get("estimator")) for cell in task.cells}
+    if len(estimators) > 1:
+        yield Finding("invalid", "decoding", f"configs were scored by different estimators: {', '.join(estimators)}")
 
 
 def declared_decoding(experiment: Experiment) -> dict[str, Any]:
