@@ -50,7 +50,7 @@ def copy_of_baseline(folder: Path) -> Path:
 
 def stepsaver(cluster: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "stepsaver", *map(str, arguments), "--limit", str(LIMIT)]
-    return subprocess.run(command, env=cluster, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, env=cluster, capture_output=True, text=True, timeout=1800)
 
 
 def submit(cluster: dict[str, str], folder: Path, shards: int) -> str:
@@ -60,7 +60,7 @@ def submit(cluster: dict[str, str], folder: Path, shards: int) -> str:
     return json.loads(done.stdout)["job"]
 
 
-def wait_for(what: Callable[[], object], why: str, seconds: float = 400) -> None:
+def wait_for(what: Callable[[], object], why: str, seconds: float = 1200) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, f"waited {seconds} s for {why}"
