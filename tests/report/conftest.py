@@ -17,6 +17,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+PATIENCE = 300  # seconds; a busy machine is no failure
 
 
 @pytest.fixture(scope="session")
@@ -32,5 +33,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    browser.set_script_timeout(PATIENCE)
+    browser.command_executor.client_config.timeout = 2 * PATIENCE
     yield browser
     browser.quit()
