@@ -15,7 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from stepsaver.bench import session as session_module
+from stepsaver.bench.session import Session
+from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.cli import main
+from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.engine import Engine
 
 LIMIT = 10
 TIMING_MAY_BE_ODD = (0, 1)  # the audit at the end of a run may find twins of unlike speed on a busy machine
@@ -236,6 +241,113 @@ def test_a_planted_fault_is_caught(experiment: Path, plant, check: str, capsys: 
     assert main(["audit", str(experiment), "--limit", str(LIMIT), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert check in {finding["check"] for finding in found if finding["level"] == "invalid"}
+
+
+def plant_false_equality(folder: Path) -> None:
+    found = {"requests": 1, "different": ["mini_ifeval document 0"], "row_layers": 1}
+    edit_json(cell(folder, "same") / "summary.json", lambda c: c.update(equal_to="baseline", spot_check=found))
+
+
+def plant_equality(folder: Path) -> None:
+    found = {"requests": 1, "different": [], "row_layers": 1}
+    edit_json(cell(folder, "same") / "summary.json", lambda c: c.update(equal_to="baseline", spot_check=found))
+
+
+def plant_runaway(folder: Path) -> None:
+    def lengthen(lines: list) -> list:
+        return [{**line, "ids": [5] * 500} if "ids" in line else line for line in lines]
+
+    edit_samples(cell(folder, "trimmed"), lengthen)
+
+
+def plant_truncation(folder: Path) -> None:
+    for config, finish in (("trimmed", "length"), ("baseline", "stop")):
+        edit_samples(
+            cell(folder, config),
+            lambda lines, finish=finish: [{**line, "finish": finish} if "ids" in line else line for line in lines],
+        )
+
+
+def plant_cold_start(folder: Path) -> None:
+    edit_samples(
+        cell(folder, "trimmed"), lambda lines: [{**lines[0], "seconds": 1000.0}, *lines[1:]], name="trace.jsonl"
+    )
+
+
+def plant_wrong_prediction(folder: Path) -> None:
+    edit_json(cell(folder, "trimmed") / "summary.json", lambda c: c.update(predicted_speed_up=50.0))
+
+
+def plant_another_commit(folder: Path) -> None:
+    edit_json(cell(folder, "trimmed") / "run.json", lambda c: c["provenance"]["git"].update(commit="0000"))
+
+
+def plant_uncommitted_source(folder: Path) -> None:
+    for path in folder.rglob("run.json"):
+        edit_json(path, lambda c: c["provenance"]["git"].update(dirty=True))
+
+
+def plant_concurrent_shards(folder: Path) -> None:
+    edit_samples(
+        cell(folder, "trimmed"), lambda lines: [{**line, "comparable": False} for line in lines], name="trace.jsonl"
+    )
+
+
+def plant_two_estimators(folder: Path) -> None:
+    edit_json(cell(folder, "trimmed") / "run.json", lambda c: c["identity"].update(estimator="reference"))
+
+
+@pytest.mark.parametrize(
+    ("plant", "check", "says"),
+    [
+        (plant_false_equality, "equal", "not equal to baseline after all"),
+        (plant_equality, "equal", "equals baseline"),
+        (plant_runaway, "texts", "writes 500 tokens a sample"),
+        (plant_truncation, "texts", "hits the token limit in 100% of samples"),
+        (plant_cold_start, "rates", "trimmed was slow in 1 of 5 chunks"),
+        (plant_wrong_prediction, "prediction", "predict 50.00x"),
+        (plant_another_commit, "provenance", "begun at 2 commits"),
+        (plant_uncommitted_source, "provenance", "5 configs were begun while src/ had changes"),
+        (plant_concurrent_shards, "shards", "timed by concurrent shards"),
+        (plant_two_estimators, "decoding", "different estimators"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_is_odd_is_said(
+    experiment: Path, plant, check: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(experiment)
+    main(["audit", str(experiment), "--limit", str(LIMIT), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [each for each in found if each["check"] == check and says in each["message"]], found
+
+
+def run_trimmed_again(experiment: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Runs one config again under a fault that the engine has by then; what the audit says."""
+    capsys.readouterr()
+    assert main(["run", str(experiment), "--limit", str(LIMIT), "--force", "trimmed"]) == 1
+    return capsys.readouterr().out
+
+
+def test_rules_that_never_reach_the_engine_are_caught(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole_engine = Session.engine
+
+    def without_rules(session: Session, experiment: Experiment, config: ConfigSpec) -> Engine:
+        engine = whole_engine(session, experiment, config)
+        engine.rules = ()
+        return engine
+
+    monkeypatch.setattr(Session, "engine", without_rules)
+    assert "trimmed claims reuse" in run_trimmed_again(experiment, capsys)
+
+
+def test_a_threshold_that_never_reaches_the_engine_is_caught(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session_module, "parse_policy", lambda text: parse_policy("threshold:threshold=0.5"))
+    assert "did not run with the declared policy" in run_trimmed_again(experiment, capsys)
 
 
 def test_an_audit_of_sound_results_finds_nothing_but_timing(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -245,6 +247,27 @@ def test_processes_of_their_own_give_the_same_samples(
     assert answers(fresh) == answers(whole)
     assert len(list((fresh / "logs").glob("*.log"))) == 2
     assert_no_secret(fresh)
+
+
+@pytest.mark.long
+def test_shards_killed_at_any_moment_lose_nothing(fresh: Path, whole: Path) -> None:
+    command = [sys.executable, "-m", "stepsaver", "run", str(fresh), "--limit", str(LIMIT), "--shards", "2"]
+    generator = random.Random(1)
+
+    def chunks_stored() -> int:
+        return sum(path.read_bytes().count(b"chunk_end") for path in fresh.rglob("samples.jsonl"))
+
+    for _ in range(5):
+        before = chunks_stored()
+        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+        while process.poll() is None and chunks_stored() <= before:
+            time.sleep(0.01)
+        time.sleep(generator.random() * 0.3)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode in DONE
+    assert answers(fresh) == answers(whole)
 
 
 def assert_no_secret(folder: Path) -> None:

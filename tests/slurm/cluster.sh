@@ -70,6 +70,10 @@ up() {
 }
 
 down() {
+  export SLURM_CONF=$base/slurm.conf
+  jobs=$(timeout 30 squeue --noheader --format=%A || true)
+  [ -z "$jobs" ] || timeout 30 scancel --full $jobs || true
+  for _ in $(seq 50); do [ -z "$(timeout 30 squeue --noheader || true)" ] && break; sleep 0.2; done
   for name in slurmd slurmctld munged; do
     id=$(cat "$base/run/$name.started" 2>/dev/null || true)
     [ -n "$id" ] && kill "$id" 2>/dev/null || continue

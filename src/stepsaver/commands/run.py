@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from stepsaver.commands._experiment_options import Chosen, add_cell_arguments, choose
 from stepsaver.commands._plan import print_plan
@@ -121,7 +121,7 @@ def _show_results(chosen: Chosen, request: "RunOptions", *, as_json: bool) -> in
         found[task] = [stored[config.name] for config in with_baseline(experiment, request.configs)]
     if as_json:
         print(json.dumps(found, default=str))
-        return 0
+        return _audit(chosen, sys.stderr)
     for task, summaries in found.items():
         verdict = judge(summaries, experiment.spec.success)
         print(f"\n{experiment.name}, {task}, {summaries[0]['samples']} samples: {experiment.spec.question}\n")
@@ -129,7 +129,7 @@ def _show_results(chosen: Chosen, request: "RunOptions", *, as_json: bool) -> in
         for line in [*_inert_lines(summaries), *_timing_lines(summaries)]:
             print(line)
         print(f"\n{verdict.sentence}")
-    return _audit(chosen)
+    return _audit(chosen, sys.stdout)
 
 
 def _inert_lines(summaries: list[dict[str, Any]]) -> list[str]:
@@ -147,13 +147,13 @@ def _timing_lines(summaries: list[dict[str, Any]]) -> list[str]:
     return ["timings of concurrent shards on one machine: they enter no speed-up"] if shared else []
 
 
-def _audit(chosen: Chosen) -> int:
+def _audit(chosen: Chosen, stream: TextIO) -> int:
     """Says what is wrong with the results at the end of every run."""
     from stepsaver.bench.audit import audit, read_task
 
     is_invalid = False
     for folder in chosen.cell_folders.values():
         for finding in audit(read_task(chosen.experiment, chosen.results, folder)):
-            print(f"audit, {finding.level}: {finding.message} [{finding.check}]")
+            print(f"audit, {finding.level}: {finding.message} [{finding.check}]", file=stream)
             is_invalid |= finding.level == "invalid"
     return 1 if is_invalid else 0
