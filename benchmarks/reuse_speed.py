@@ -1,0 +1,77 @@
+"""What every rule saves on the random-weight 135M shape with a fixed number of steps: time alone, no accuracy.
+
+At batch 1 the weights are read whatever the rows, so forwards and whole layers count; in batches rows count. Medians of
+repeats that are interleaved with the baseline in one process.
+"""
+
+import argparse
+from statistics import median
+
+import torch
+
+from stepsaver.bench.shapes import SHAPES
+from stepsaver.bench.speed import decode_once, random_prompts, spread
+from stepsaver.engine.cost import ceiling, predicted_speed_up
+from stepsaver.engine.decode.fixed import Fixed
+from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.engine import Engine
+from stepsaver.engine.models.load import random_model
+from stepsaver.engine.reuse.rule import parse_rule
+
+WINDOW = ("previous_row:refresh=block", "trim:level=changed")
+RULE_SETS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    **{
+        f"{mode} k{k}_{layers}": (f"layer_reuse:k={k},layers={layers},mode={mode}",)
+        for mode in ("output", "delta", "mlp")
+        for k in (2, 3)
+        for layers in ("first", "last")
+    },
+    "delta k2_first freeze": ("layer_reuse:k=2,layers=first,mode=delta,kv=freeze",),
+    "window": WINDOW[:1],
+    "trim": WINDOW[1:],
+    "window + trim": WINDOW,
+    "window + trim + mlp k2_first": (*WINDOW, "layer_reuse:k=2,layers=first,mode=mlp"),
+    "window + trim + delta k2_first": (*WINDOW, "layer_reuse:k=2,layers=first,mode=delta"),
+    "adaptive_layers 0.1": ("adaptive_layers:threshold=0.1",),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, action="append", help="may be repeated (default: 1, 8)")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--only", action="append", help="rule sets whose name contains this; may be repeated")
+    options = parser.parse_args()
+    model = random_model(SHAPES["135M"], dtype=torch.float32)
+    decoding = resolve_decoding(model.config, stop_ids=())
+    chosen = {
+        name: tuple(map(parse_rule, rules))
+        for name, rules in RULE_SETS.items()
+        if name == "none" or not options.only or any(part in name for part in options.only)
+    }
+    print("| batch | rules | speed-up, median [smallest, largest] | predicted | ceiling |")
+    print("|---|---|---|---|---|")
+    for batch in options.batch_size or (1, 8):
+        prompts = random_prompts(model, [64] * batch, [options.new_tokens] * batch)
+        engines = {
+            name: Engine(model, decode=Fixed(2), reuse=rules, max_batch=batch, decoding=decoding)
+            for name, rules in chosen.items()
+        }
+        traces = {name: [decode_once(engine, prompts)] for name, engine in engines.items()}  # the first warms up
+        for _ in range(options.repeats):
+            for name, engine in engines.items():
+                traces[name].append(decode_once(engine, prompts))
+        plain = traces["none"]
+        for name, rules in chosen.items():
+            ratios = [a.decode_seconds / b.decode_seconds for a, b in zip(plain[1:], traces[name][1:], strict=True)]
+            predicted = predicted_speed_up(model.config, plain[0], traces[name][0])
+            bound = ceiling(model.config, plain[0], rules, decoding)
+            print(f"| {batch} | {name} | {spread(ratios)} | {predicted:.2f} | {bound:.2f} |", flush=True)
+        milliseconds = 1000 * median(trace.decode_seconds / trace.forwards for trace in plain[1:])
+        print(f"| {batch} | (a forward without reuse: {milliseconds:.1f} ms) | | | |")
+
+
+if __name__ == "__main__":
+    main()
