@@ -10,7 +10,7 @@ EXPERIMENT, TASK = "00_baseline", "mini_gsm8k"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--limit", type=int, default=96, metavar="N", help="how many problems (default: 96)")
+    parser.add_argument("--limit", type=int, default=256, metavar="N", help="how many problems (default: 256)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """Result tables for the terminal and for Markdown."""
 
+from math import isnan
 from typing import Any
 
 from stepsaver.bench.spec import ConfigSpec
@@ -26,7 +27,7 @@ def _row(summary: dict[str, Any], outcome: str) -> tuple[str, ...]:
         f"{summary['accuracy']:.1%} [{low:.1%}, {high:.1%}]",
         f"{drop[0]:+.1f} [{drop[1]:+.1f}, {drop[2]:+.1f}]",
         _number(summary["throughput"]["tokens_per_s"], ".0f"),
-        f"{up.value:.2f} [{up.low:.2f}, {up.high:.2f}]",
+        "-" if isnan(up.value) else f"{up.value:.2f} [{up.low:.2f}, {up.high:.2f}]",
         _number(summary["predicted_speed_up"], ".2f"),
         _number(summary["ceiling"], ".2f"),
         f"{reused:.0%}",

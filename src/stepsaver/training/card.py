@@ -136,8 +136,8 @@ later ones masked), and {100 * recipe.complementary_share:.0f} % of them also in
 (Fast-dLLM v2). Loss on the answer, on the block's padding behind the stop token with weight {recipe.padding_weight}.
 AdamW with a rate of
 {rates};
-from step {recipe.decay_start} to {recipe.hard_start} times the beginning of a cosine of {recipe.decay_steps} steps, over
-the last {recipe.finish_steps} steps a straight line to 0. {run.seconds / 60:.0f} minutes of wall-clock time on
+from step {recipe.decay_start} to {recipe.hard_start} times the beginning of a cosine of {recipe.decay_steps} steps,
+over the last {recipe.finish_steps} steps a straight line to 0. {run.seconds / 60:.0f} minutes of wall-clock time on
 {recipe.threads} CPU cores that other work shared and sometimes stopped.
 
 On the held-out batch at the end: causal loss {held_out["autoregressive"]:.4f} \
