@@ -101,6 +101,12 @@ def test_one_confirmed_config_confirms_and_undecided_says_how_many_samples() -> 
     assert "about 800 more samples" in judge([wide], SUCCESS).sentence
 
 
+def test_a_config_that_does_the_work_of_the_baseline_is_no_speed_up_however_its_timings_fell() -> None:
+    lucky = summary("k1", (1.5, 1.4, 1.6), (0, 0, 0)) | {"predicted_speed_up": 1.0, "ceiling": 1.0}
+    assert judge([lucky], SUCCESS).outcome == "rejected"
+    assert judge([lucky | {"predicted_speed_up": 1.02}], SUCCESS).outcome == "confirmed"
+
+
 def test_confirmation_needs_every_bound() -> None:
     wanted = Criterion(speed_up=Condition.parse("> 1.2"), drop_points=Condition.parse("< 5"))
     good, bad = [1.5] * 20, [1.1] * 20

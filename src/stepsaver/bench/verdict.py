@@ -60,6 +60,8 @@ def _judge_one(summary: dict[str, Any], success: Success, *, stands: bool) -> Co
 
 
 def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Success) -> tuple[Outcome, str]:
+    if _does_the_same_work(summary):
+        return "rejected", "it does exactly the baseline's work"
     if isnan(up.value):
         return "undecided", _why_no_speed_up(summary)
     if summary["speed_up_chunks"] < LEAST_CHUNKS:
@@ -76,6 +78,12 @@ def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Suc
     if _surely_not(drop, wanted.drop_points):
         return "rejected", f"the drop is not {wanted.drop_points} points on its interval"
     return "undecided", _what_would_decide(up, drop, summary, success)
+
+
+def _does_the_same_work(summary: dict[str, Any]) -> bool:
+    """By operations executed and by what its rules may leave out: k = 1. Whatever its timings say is noise."""
+    values = (summary.get("predicted_speed_up"), summary.get("ceiling"))
+    return all(value is not None and abs(value - 1) < 1e-9 for value in values)
 
 
 def _why_no_speed_up(summary: dict[str, Any]) -> str:
