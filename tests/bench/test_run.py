@@ -243,6 +243,18 @@ def test_a_planted_fault_is_caught(experiment: Path, plant, check: str, capsys: 
     assert check in {finding["check"] for finding in found if finding["level"] == "invalid"}
 
 
+def test_rules_that_find_nothing_to_leave_out_are_no_fault(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The baseline's answers and work are a fault only where the ceiling says that less could have been done."""
+    plant_identical(experiment)
+    edit_json(cell(experiment, "trimmed") / "summary.json", lambda c: c.update(ceiling=1.0))
+    main(["audit", str(experiment), "--limit", str(LIMIT), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    pairs = [each for each in found if each["check"] in ("identical", "reuse") and "baseline" in each["message"]]
+    assert [each["level"] for each in pairs] == ["remark"]
+
+
 def plant_false_equality(folder: Path) -> None:
     found = {"requests": 1, "different": ["mini_ifeval document 0"], "row_layers": 1}
     edit_json(cell(folder, "same") / "summary.json", lambda c: c.update(equal_to="baseline", spot_check=found))

@@ -36,9 +36,9 @@ def test_the_ceiling_of_counted_steps_is_that_of_the_trace(model: Transformer, p
     for rule in RULES:
         engine = Engine(model, reuse=(parse_rule(rule),), max_batch=4, decoding=decoding)
         wanted = ceiling(model.config, whole, engine.rules, decoding)
-        assert counted_ceiling(engine, chunks) == pytest.approx(wanted, rel=1e-9)
+        assert counted_ceiling(engine, engine.rules, chunks) == pytest.approx(wanted, rel=1e-9)
     assert wanted > 1
 
 
 def test_nothing_decoded_has_no_ceiling(model: Transformer) -> None:
-    assert counted_ceiling(Engine(model), []) is None
+    assert counted_ceiling(Engine(model), (), []) is None

@@ -6,6 +6,7 @@ from typing import Any
 
 from stepsaver.engine.cost import STEPS, ceiling
 from stepsaver.engine.engine import Engine
+from stepsaver.engine.reuse.rule import ReuseRule
 from stepsaver.engine.trace import ForwardRecord, LayersRun, SampleStep, Trace
 
 # Which sample it was and what it revealed cost nothing; context is summed, as operations grow with it in a line.
@@ -26,8 +27,8 @@ def count_steps(trace: Trace) -> StepCounts:
     return [[number, contexts[group], *group] for group, number in steps.items()]
 
 
-def counted_ceiling(engine: Engine, chunks: Iterable[StepCounts]) -> float | None:
-    """The ceiling of the engine's rules over the counted steps of its baseline; none where no step was taken."""
+def counted_ceiling(engine: Engine, rules: tuple[ReuseRule, ...], chunks: Iterable[StepCounts]) -> float | None:
+    """The ceiling of declared rules over the counted steps of the baseline; none where no step was taken."""
     totals: dict[Group, list[int]] = defaultdict(lambda: [0, 0])
     for counts in chunks:
         for number, context, *fields in counts:
@@ -38,7 +39,7 @@ def counted_ceiling(engine: Engine, chunks: Iterable[StepCounts]) -> float | Non
     if not any(entry.kind in STEPS for entry in entries):
         return None
     trace = Trace(records=[ForwardRecord(0.0, 0.0, LayersRun(), tuple(entries), 0)])
-    return ceiling(engine.model.config, trace, engine.rules, engine.decoding)
+    return ceiling(engine.model.config, trace, rules, engine.decoding)
 
 
 def _entries(group: Group, number: int, context: int) -> list[SampleStep]:

@@ -97,7 +97,9 @@ def build_summary(
             ups, [base_values[key] - values[key] for key in keys], request.experiment.spec.success.confirm_if
         ),
         "predicted_speed_up": _predicted(timings, base_timings),
-        "ceiling": counted_ceiling(opened.runner.engine, (each["steps"] for each in base_timings)),
+        "ceiling": counted_ceiling(
+            opened.runner.engine, opened.runner.config.reuse_rules(), (each["steps"] for each in base_timings)
+        ),
         "throughput": {
             "tokens": total["tokens"],
             "requests": total["requests"],
