@@ -66,4 +66,4 @@ def sharpened(model: Transformer, factor: float = 25.0) -> Transformer:
         for name, parameter in model.named_parameters():
             if "norm" not in name:
                 parameter.mul_(factor if name.startswith(("head", "embedding")) else factor / 2)
-    return model
+    return model.prepare()

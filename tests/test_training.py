@@ -13,7 +13,6 @@ from torch import Tensor
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import load_model
-from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Layer, Transformer
 from stepsaver.evaluation.embedded.tokenizer import END_ID, MASK_ID, build_tokenizer
 from stepsaver.training.batches import (
@@ -124,7 +123,8 @@ def plain_logits(model: Transformer, tokens: list[int], mask: Tensor) -> Tensor:
     h = model.embedding(torch.tensor(tokens))
     for layer in model.layers:
         assert isinstance(layer, Layer)
-        q, k, v = layer.attention.project(h, Rotation(*table))
+        q, keys_values = layer.attention.project(h, table)
+        k, v = keys_values.chunk(2, 1)
         scores = torch.einsum("qhe,khe->hqk", q, k) / q.shape[-1] ** 0.5
         weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
         h = h + layer.attention.finish(torch.einsum("hqk,khe->qhe", weights, v))

@@ -185,7 +185,8 @@ def _next_token(model: Transformer, ids: list[int]) -> int:
     rotation = model.rotations(count)
     h = model.embedding(torch.tensor(ids))
     for layer in model.layers:
-        q, k, v = layer.attention.project(h, rotation)  # type: ignore[union-attr]
+        q, keys_values = layer.attention.project(h, rotation)  # type: ignore[union-attr]
+        k, v = keys_values.chunk(2, 1)
         group = model.config.heads // model.config.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = torch.einsum("qhe,khe->hqk", q, k) / model.config.head_dim**0.5
@@ -208,15 +209,18 @@ def test_long_prompts_are_prefilled_in_chunks(tiny_model: Transformer, monkeypat
     assert [step.rows for step in chunked[0].steps if step.kind == "prefill"] == [24, 24, 16]
 
 
-def test_non_finite_logits_name_the_step() -> None:
-    model = random_model(tiny_config(), dtype=torch.float64)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_non_finite_logits_name_the_step(dtype: torch.dtype) -> None:
+    model = random_model(tiny_config(), dtype=dtype)
     with torch.no_grad():
         model.layers[1].mlp.down.weight[3, 4] = torch.nan  # type: ignore[union-attr]
+    model.prepare()
     with pytest.raises(NonFiniteLogits, match=r"sample 0, block at position 0, step 0 \(full\)"):
         generate(engine_of(model), [(5, 6)], 4)
     with torch.no_grad():
         model.layers[1].mlp.down.weight[3, 4] = 0.0  # type: ignore[union-attr]
         model.head.weight[7] = torch.inf
+    model.prepare()
     with pytest.raises(NonFiniteLogits, match="prefill"):
         generate(engine_of(model), [(5,) * BLOCK], 4)
 

@@ -185,8 +185,8 @@ def test_packed_weights_multiply_like_plain_ones(bias: bool, monkeypatch: pytest
     x = torch.randn(7, 40)
     with torch.inference_mode():
         plain = [layer.project(x), layer.project(x, (0, 32)), layer.project(x, (32, 96))]
-        layer.pack((0, 32), (32, 96))
-        if not layer.packed:
+        layer.prepare((0, 32), (32, 96))
+        if not layer.is_packed:
             pytest.skip("this build of torch packs no weights")
         packed = [layer.project(x), layer.project(x, (0, 32)), layer.project(x, (32, 96))]
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(plain, packed, strict=True))

@@ -146,7 +146,8 @@ def _plain(model: Transformer, ids: list[int], cache, group) -> tuple[torch.Tens
         if not ids:
             kept.append(None)
             continue
-        q, k, v = layer.attention.project(h, rotation)
+        q, keys_values = layer.attention.project(h, rotation)
+        k, v = keys_values.chunk(2, 1)
         kept.append((k, v))
         h = h + _attend(model, layer, q, k, v, mask)
         h = h + layer.mlp(h)
@@ -159,13 +160,14 @@ def _window_step(model: Transformer, context, rows, window, caches: dict, reused
     _, kept = _plain(model, context, None, frozenset())
     table = model.rotations(start + 8)
     index = torch.tensor([start + row for row in window])
-    rotation = type(table)(table.cos[index], table.sin[index])
+    rotation = table[index]
     h = model.embedding(torch.tensor([rows[row] for row in window]))
     for number, layer in enumerate(model.layers):
         if number in reused:
             h = torch.stack([caches["output", number, row] for row in window])
             continue
-        q, k, v = layer.attention.project(h, rotation)
+        q, keys_values = layer.attention.project(h, rotation)
+        k, v = keys_values.chunk(2, 1)
         for place, row in enumerate(window):
             caches["kv", number, row] = (k[place], v[place])
         keys = torch.stack([caches["kv", number, row][0] for row in range(8)])

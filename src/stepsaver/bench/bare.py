@@ -5,7 +5,6 @@ no norms, no attention over the context, no caches. Each multiplication uses the
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
@@ -15,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepsaver.engine.models.linear import can_pack
+from stepsaver.engine.models.linear import can_pack, multiply_packed, pack
 from stepsaver.engine.models.transformer import Layer, Transformer
-from stepsaver.engine.trace import Trace
+from stepsaver.engine.trace import ForwardRecord
 
 Multiply = Callable[[Tensor], Tensor]
 
@@ -34,13 +33,9 @@ class Layouts(NamedTuple):
     inputs: int
 
 
-def forward_shapes(trace: Trace) -> Counter[ForwardShape]:
-    """How many forwards of each shape a trace without reuse holds."""
-    return Counter(
-        ForwardShape(sum(entry.rows for entry in record.entries), sum(entry.head_rows for entry in record.entries))
-        for record in trace.records
-        if any(entry.rows for entry in record.entries)
-    )
+def forward_shape(record: ForwardRecord) -> ForwardShape:
+    """The shape of a forward without reuse."""
+    return ForwardShape(sum(entry.rows for entry in record.entries), sum(entry.head_rows for entry in record.entries))
 
 
 def layouts(weight: Tensor) -> Layouts:
@@ -51,8 +46,8 @@ def layouts(weight: Tensor) -> Layouts:
         "weight by columns": lambda x: weight @ x.t(),
     }
     if can_pack(weight):
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
-        found["packed"] = lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        packed = pack(weight)
+        found["packed"] = lambda x: multiply_packed(x, packed)
     return Layouts(found, weight.shape[1])
 
 

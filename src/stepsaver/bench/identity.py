@@ -23,7 +23,7 @@ def source_hash() -> str:
     """Of the engine's and the evaluation's source."""
     digest = hashlib.sha256()
     for part in ("engine", "evaluation"):
-        for path in sorted((PACKAGE / part).rglob("*.py")):
+        for path in sorted(path for path in (PACKAGE / part).rglob("*") if path.suffix in (".py", ".c", ".h")):
             digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -14,7 +14,7 @@ from stepsaver.bench.identity import environment, git_state, library_versions, r
 from stepsaver.bench.session import Chunk, ConfigRunner, Session, data_hash, make_chunks
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.store import Cell, open_cell
-from stepsaver.engine import registry
+from stepsaver.engine import kernels, registry
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.evaluate import EvaluationOptions
 from stepsaver.evaluation.records import RequestRecord
@@ -44,6 +44,7 @@ class CellRequest:
             "layers": session.model.config.layers,
             "source": source_hash(),
             "libraries": library_versions(),
+            "kernels": kernels.serve(session.model.dtype, session.device),
             "rules": [registry.describe(rule) for rule in engine.rules],
             "policy": registry.describe(engine.policy),
             "decoding": asdict(session.decoding),

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    findings = [_python(), *map(_package, PACKAGES), _device(), _packing(), _embedded(), _hub()]
+    findings = [_python(), *map(_package, PACKAGES), _device(), _packing(), _kernels(), _embedded(), _hub()]
     if options.json:
         print(json.dumps([finding._asdict() for finding in findings]))
     else:
@@ -64,6 +64,16 @@ def _packing() -> Finding:
     return Finding(
         "packed weights", True, "used on the CPU" if packs else "not available: plain multiplications on the CPU"
     )
+
+
+def _kernels() -> Finding:
+    import torch
+
+    from stepsaver.engine import kernels
+
+    serve = kernels.serve(torch.float32, torch.device("cpu"))
+    missing = "not built, or from another source (`make setup` builds them): torch's operations on the CPU"
+    return Finding("kernels", True, "used on the CPU" if serve else missing)
 
 
 def _embedded() -> Finding:

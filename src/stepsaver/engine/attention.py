@@ -2,8 +2,9 @@
 
 Inside a block nothing is masked, so one sample needs no mask at all: its queries meet exactly the rows it may see, as a
 view of the cache. Query heads that share a key-value head are folded into rows, which makes grouped-query attention a
-plain one without copying keys. Several samples are mixed in one call, their queries and contexts padded: on a CPU as a
-batch of matrix multiplications, which for few rows takes half the time of a fused kernel (docs/speed.md).
+plain one without copying keys. On a CPU a kernel of our own does it for all samples as they are. Where that does not
+serve, several samples are mixed in one call, their queries and contexts padded: on a CPU as a batch of matrix
+multiplications, which for few rows takes half the time of torch's fused kernel (docs/speed.md).
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepsaver.engine import kernels
 from stepsaver.engine.cache import KeyValueCache
 
 FEW_ROWS = 16  # samples with so many rows at most are padded together, and those with more
@@ -49,12 +51,25 @@ class Together(NamedTuple):
 class Attending(NamedTuple):
     """How the queries of a forward are mixed."""
 
+    by_kernel: Tensor | None  # the samples that our own kernel takes, as it wants them described
     alone: tuple[Segment, ...]
     together: tuple[Together, ...]
 
 
-def plan_attending(segments: Sequence[Segment], *, dtype: torch.dtype, device: torch.device) -> Attending:
-    """Samples whose contexts differ by less than a factor of four are attended together."""
+def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attending:
+    """Our own kernel takes the samples that it is made for; the others are attended together if their contexts differ
+    by less than a factor of four.
+    """
+    by_kernel = [each for each in segments if each.mask is None and cache.kernel_attends(each.length)]
+    rest = [each for each in segments if each not in by_kernel] if len(by_kernel) < len(segments) else []
+    alone, together = _grouped(rest, cache.stored.dtype, cache.device)
+    described = torch.tensor([each[:4] for each in by_kernel]) if by_kernel else None
+    return Attending(described, alone, together)
+
+
+def _grouped(
+    segments: list[Segment], dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[Segment, ...], tuple[Together, ...]]:
     groups: dict[tuple[bool, int], list[Segment]] = {}
     alone: list[Segment] = []
     for segment in segments:
@@ -64,7 +79,7 @@ def plan_attending(segments: Sequence[Segment], *, dtype: torch.dtype, device: t
             alone.append(segment)
     alone += [group[0] for group in groups.values() if len(group) == 1]
     together = [_together(group, dtype, device) for group in groups.values() if len(group) > 1]
-    return Attending(tuple(alone), tuple(together))
+    return tuple(alone), tuple(together)
 
 
 def _together(group: list[Segment], dtype: torch.dtype, device: torch.device) -> Together:
@@ -93,13 +108,14 @@ def _together(group: list[Segment], dtype: torch.dtype, device: torch.device) ->
 
 
 def attend(queries_NHE: Tensor, cache: KeyValueCache, layer: int, attending: Attending) -> Tensor:
-    if len(attending.alone) == 1 and not attending.together:
+    if attending.by_kernel is not None:
+        mixed_NHE = kernels.attend(queries_NHE, cache.by_layer[layer], attending.by_kernel)
+    elif len(attending.alone) == 1 and not attending.together:
         return _attend_one(queries_NHE, cache, layer, attending.alone[0])
-    if len(attending.together) == 1 and not attending.alone:
-        group = attending.together[0]
-        if group.padded_places is None:
-            return _attend_padded(queries_NHE, cache, layer, group)
-    mixed_NHE = torch.empty_like(queries_NHE)
+    elif len(attending.together) == 1 and not attending.alone and attending.together[0].padded_places is None:
+        return _attend_padded(queries_NHE, cache, layer, attending.together[0])
+    else:
+        mixed_NHE = torch.empty(queries_NHE.shape, dtype=queries_NHE.dtype, device=queries_NHE.device)
     for segment in attending.alone:
         rows = slice(segment.start, segment.stop)
         mixed_NHE[rows] = _attend_one(queries_NHE[rows], cache, layer, segment)
@@ -115,10 +131,8 @@ def attend(queries_NHE: Tensor, cache: KeyValueCache, layer: int, attending: Att
 
 
 def _attend_one(queries_RHE: Tensor, cache: KeyValueCache, layer: int, segment: Segment) -> Tensor:
+    """One sample: torch's fused kernel shares the key-value heads itself, which saves folding the queries."""
     keys, values = cache.read(layer, slice(segment.slot, segment.slot + 1), segment.length)
-    if segment.mask is None:
-        folded = _fold(queries_RHE, samples=1, kv_heads=keys.shape[1])
-        return _unfold(F.scaled_dot_product_attention(folded, keys, values), heads=queries_RHE.shape[1])
     queries = queries_RHE.transpose(0, 1).unsqueeze(0)
     is_grouped = queries.shape[1] != keys.shape[1]
     mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=segment.mask, enable_gqa=is_grouped)

@@ -12,61 +12,83 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stepsaver.engine import kernels
 from stepsaver.engine.models.config import ModelConfig
 
 Index = NDArray[np.int64]
 
 
-class SlotRange(NamedTuple):
-    """Rows of one slot that lie side by side, which are cheaper to write to than any others."""
-
-    slot: int
-    start: int
-    stop: int
+class KeysValues(NamedTuple):
+    keys: Tensor
+    values: Tensor
 
 
-Places = SlotRange | Tensor  # or, row by row and head by head, the places among all rows of all heads of all slots
+VIEWS = 1024  # that are kept before they are all made anew
 
 
 class KeyValueCache:
+    """Per layer [slots, 2 K, capacity, E]: a slot's keys, head by head, and behind them its values.
+
+    The views that attention reads are made for all layers at once and kept: making one costs as much as a small
+    operation.
+    """
+
     def __init__(
         self, config: ModelConfig, *, slots: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.slots, self.capacity, self.kv_heads, self.device = slots, capacity, config.kv_heads, device
-        shape = (slots, config.kv_heads, capacity, config.head_dim)
+        shape = (config.layers, slots, 2 * config.kv_heads, capacity, config.head_dim)
         # zeros: a row that is masked has weight 0, and 0 times what happens to be in memory may be NaN
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        self.stored = torch.zeros(shape, dtype=dtype, device=device)
+        self.has_kernel = kernels.serve(dtype, device)
+        self.by_layer = self.stored.unbind()
+        self._contexts: dict[tuple[int, int, int], tuple[KeysValues, ...]] = {}
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return self.stored.nbytes
 
-    def places(self, slots: Index, positions: Index) -> Places:
-        """Where packed rows belong."""
-        slot, first, count = int(slots[0]), int(positions[0]), len(slots)
-        side_by_side = slot == slots[-1] and positions[-1] - first + 1 == count and (slots == slot).all()
-        if side_by_side and (np.diff(positions) == 1).all():
-            return SlotRange(slot, first, first + count)
-        heads = slots[:, None] * self.kv_heads + np.arange(self.kv_heads)
-        return torch.from_numpy(heads * self.capacity + positions[:, None]).to(self.device, non_blocking=True)
+    def places(self, slots: Index, positions: Index) -> Tensor:
+        """Where packed rows belong: among all rows of all heads of all slots, the places of their first head [N].
 
-    def write(self, layer: int, places: Places, keys_NKE: Tensor, values_NKE: Tensor) -> None:
-        """Puts packed rows at their places."""
-        for stored, rows in ((self.keys[layer], keys_NKE), (self.values[layer], values_NKE)):
-            if isinstance(places, SlotRange):
-                stored[places.slot, :, places.start : places.stop] = rows.transpose(0, 1)
-            else:
-                stored.view(-1, stored.shape[-1])[places] = rows
+        Without a kernel that writes them, those of all their heads [N, 2 K].
+        """
+        places = slots * (2 * self.kv_heads * self.capacity) + positions
+        if not self.has_kernel:
+            places = places[:, None] + np.arange(2 * self.kv_heads) * self.capacity
+        return torch.from_numpy(places).to(self.device, non_blocking=True)
+
+    def write(self, layer: int, places: Tensor, keys_values: Tensor) -> None:
+        """Puts packed rows [N, 2 K, E] at their places."""
+        if self.has_kernel:
+            kernels.store(keys_values, self.by_layer[layer], places)
+        else:
+            self.by_layer[layer].view(-1, self.stored.shape[-1])[places] = keys_values
+
+    def kernel_attends(self, length: int) -> bool:
+        """Whether our own kernel attends contexts of that many rows."""
+        return self.has_kernel and kernels.can_attend(self.stored.shape[-1], length)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Gives a slot the first `length` rows of another one."""
-        for tensor in (*self.keys, *self.values):
-            tensor[target, :, :length] = tensor[source, :, :length]
+        self.stored[:, target, :, :length] = self.stored[:, source, :, :length]
 
-    def read(self, layer: int, slots: slice | Tensor, length: int) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, slots: slice | Tensor, length: int) -> KeysValues:
         """The first `length` rows of some slots [slots, K, L, E]; of a slice of them, as views."""
-        return self.keys[layer][slots, :, :length], self.values[layer][slots, :, :length]
+        if isinstance(slots, slice):
+            return self._context(slots.start, slots.stop, length)[layer]
+        keys, values = self.stored[layer][slots, :, :length].chunk(2, 1)
+        return KeysValues(keys, values)
+
+    def _context(self, first: int, last: int, length: int) -> tuple[KeysValues, ...]:
+        """Per layer, the views of the first rows of the slots from `first` to `last` - 1."""
+        key = (first, last, length)
+        if key not in self._contexts:
+            if len(self._contexts) == VIEWS:
+                self._contexts.clear()
+            keys, values = self.stored[:, first:last, :, :length].chunk(2, 2)
+            self._contexts[key] = tuple(map(KeysValues, keys.unbind(), values.unbind()))
+        return self._contexts[key]
 
 
 class PartDeltas(NamedTuple):

@@ -75,7 +75,7 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
     """
     executed = Executed()
     rows = pack_rows(steps, model.device)
-    rotation = Rotation(memory.rotations.cos[rows.positions], memory.rotations.sin[rows.positions])
+    rotation = memory.rotations[rows.positions]
     drift = None
     if memory.probe_layers and memory.deltas is not None:
         drift = torch.zeros(len(rows.tokens), dtype=torch.float32, device=model.device)
@@ -118,14 +118,14 @@ def _run_layer(
     queries = None
     if run.is_fused:
         assert run.places is not None
-        queries, keys, values = layer.attention.project(h_ND, run.query_rotation)
-        memory.cache.write(index, run.places, keys, values)
+        queries, keys_values = layer.attention.project(h_ND, run.query_rotation)
+        memory.cache.write(index, run.places, keys_values)
         executed.count_keys_values(h_ND.shape[0])
     else:
         if run.places is not None:
             chosen = run.keys_values.select(h_ND)
             keys_values = layer.attention.project_keys_values(chosen, run.keys_values_rotation)
-            memory.cache.write(index, run.places, *keys_values)
+            memory.cache.write(index, run.places, keys_values)
             executed.count_keys_values(chosen.shape[0])
         if run.queries.size:
             queries = layer.attention.project_queries(run.queries.select(h_ND), run.query_rotation)

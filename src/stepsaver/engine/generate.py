@@ -240,4 +240,4 @@ def _enter(decoder: Decoder, sample: Sample, step: Step, *, revealed: int) -> No
 def _record(trace: Trace, samples: list[Sample], executions: Executions, *, started: float, waiting: int) -> None:
     entries = tuple(sample.steps[-1] for sample in samples)
     seconds = perf_counter() - started
-    trace.records.append(ForwardRecord(seconds, executions.seconds, executions.layers, entries, waiting))
+    trace.add(ForwardRecord(seconds, executions.seconds, executions.layers, entries, waiting))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stepsaver.engine.attention import Attending, Segment, block_causal_mask, plan_attending
-from stepsaver.engine.cache import DeltaCache, Index, KeyValueCache, Places
+from stepsaver.engine.cache import DeltaCache, Index, KeyValueCache
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import Rows, row_index
@@ -57,7 +57,7 @@ class PackedRun(NamedTuple):
     is_fused: bool  # queries, keys and values of all rows: one projection
     keys_values: Subset
     keys_values_rotation: Rotation
-    places: Places | None  # of the keys and values, if there are any
+    places: Tensor | None  # of the keys and values, if there are any
     queries: Subset
     query_rotation: Rotation
     attending: Attending
@@ -106,11 +106,11 @@ def pack_run(
     return PackedRun(
         is_fused=written.places is None and queries.places is None and kept_rows.places is None,
         keys_values=written,
-        keys_values_rotation=_rotation_of(written, rotation),
+        keys_values_rotation=written.select(rotation),
         places=_places(steps, keys_values, cache),
         queries=queries,
-        query_rotation=_rotation_of(queries, rotation),
-        attending=plan_attending(_segments(steps, attention, rows.masks), dtype=rotation.cos.dtype, device=device),
+        query_rotation=queries.select(rotation),
+        attending=plan_attending(_segments(steps, attention, rows.masks), cache),
         kept=kept_rows.places,
         attention=_part(steps, attention, kept, deltas, device),
         mlp=_part(steps, mlp, kept, deltas, device),
@@ -143,16 +143,12 @@ def _subset(parts: list[Rows], wholes: list[Rows], device: torch.device) -> Subs
     return Subset(_tensor(np.concatenate(places) if places else np.empty(0, dtype=np.int64), device), size)
 
 
-def _places(steps: Sequence[Step], written: list[Rows], cache: KeyValueCache) -> Places | None:
+def _places(steps: Sequence[Step], written: list[Rows], cache: KeyValueCache) -> Tensor | None:
     index = [row_index(rows) for rows in written]
     if not any(map(len, index)):
         return None
     slots = np.repeat([step.slot for step in steps], [len(rows) for rows in index])
     return cache.places(slots, np.concatenate([step.start + rows for step, rows in zip(steps, index, strict=True)]))
-
-
-def _rotation_of(subset: Subset, rotation: Rotation) -> Rotation:
-    return Rotation(subset.select(rotation.cos), subset.select(rotation.sin))
 
 
 def _delta_index(steps: Sequence[Step], parts: list[Rows], deltas: DeltaCache | None, device: torch.device) -> Tensor:

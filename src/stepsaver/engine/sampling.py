@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stepsaver.engine import kernels
 from stepsaver.engine.errors import UsageError
 
 
@@ -69,19 +70,29 @@ def propose(
 ) -> Proposals:
     """The proposals of all rows with one transfer to the host; `options` are the tokens to be scored, row by row."""
     logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
-    finite = torch.isfinite(logits_NV.sum(-1))
+    rows = len(logits_NV)
     scored = _option_scores(logits_NV, options)
+    if sampling.is_greedy and kernels.serve(logits_NV.dtype, logits_NV.device):
+        chosen = kernels.most_likely(logits_NV, mask_id).t()
+    else:
+        chosen = _chosen(logits_NV, mask_id, sampling, uniforms)
+    host = torch.cat((chosen.flatten(), scored.double())).cpu().numpy()
+    tokens, confidence, sums = host[: 3 * rows].reshape(3, rows)
+    if not np.isfinite(sums).all():
+        raise NonFiniteLogits(int(np.argmin(np.isfinite(sums))))
+    ends = np.cumsum([len(each) for each in options])
+    split = np.split(host[3 * rows :], ends[:-1]) if len(options) else [host[:0]] * rows
+    return Proposals(tokens.astype(np.int64), confidence, split)
+
+
+def _chosen(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: Sequence[float]) -> Tensor:
+    """[3, N]: tokens, how sure the model is of them, and the sums of the logits, which are finite if all logits are."""
+    sums = logits_NV.sum(-1)
     if sampling.is_greedy:
         tokens, confidence = _most_likely(logits_NV, mask_id)
     else:
         tokens, confidence = _draw(logits_NV, mask_id, sampling, uniforms)
-    rows = len(tokens)
-    host = torch.cat((tokens.double(), confidence.double(), finite.double(), scored.double())).cpu().numpy()
-    if not host[2 * rows : 3 * rows].all():
-        raise NonFiniteLogits(int(np.argmin(host[2 * rows : 3 * rows])))
-    ends = np.cumsum([len(each) for each in options])
-    split = np.split(host[3 * rows :], ends[:-1]) if len(options) else [host[:0]] * rows
-    return Proposals(host[:rows].astype(np.int64), host[rows : 2 * rows], split)
+    return torch.stack((tokens.double(), confidence.double(), sums.double()))
 
 
 def _most_likely(logits_NV: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,10 @@ class Trace:
     cache_bytes: int = 0
     places: int = 0
 
+    def add(self, record: ForwardRecord) -> None:
+        """Every forward goes through here, when its time has been taken."""
+        self.records.append(record)
+
     def add_single_forward(self, seconds: float, plans: Sequence[StepPlan], first_sample: int) -> None:
         """Records a forward of all layers that belongs to no decode: the reference's way of scoring."""
         entries = tuple(
@@ -62,7 +66,7 @@ class Trace:
             for place, plan in enumerate(plans)
         )
         layers = len(plans[0].layers)
-        self.records.append(ForwardRecord(seconds, seconds, LayersRun(layers, layers, layers), entries, 0))
+        self.add(ForwardRecord(seconds, seconds, LayersRun(layers, layers, layers), entries, 0))
         self.samples += len(plans)
 
     @property

@@ -38,7 +38,8 @@ def initial_model(config: ModelConfig, *, seed: int, deviation: float) -> Transf
 
 def unit_layer(layer: Layer, h_URD: Tensor, rotation: Rotation, context_UC: Tensor, mask: Tensor) -> Tensor:
     """One layer over units: the keys and values of a unit's context places stand behind each other."""
-    queries, keys, values = layer.attention.project(h_URD, rotation)
+    queries, keys_values = layer.attention.project(h_URD, rotation)
+    keys, values = keys_values.chunk(2, -2)
     mixed = F.scaled_dot_product_attention(
         queries.transpose(1, 2),
         keys[context_UC].flatten(1, 2).transpose(1, 2),
@@ -56,7 +57,7 @@ compiled_unit_layer = torch.compile(unit_layer, dynamic=False)
 def unit_logits(model: Transformer, units: Units, *, compiled: bool = False) -> Tensor:
     """The logits of every row of every unit: [U, R, V]."""
     table = model.rotations(int(units.positions_UR.max()) + 1)
-    rotation = Rotation(table.cos[units.positions_UR], table.sin[units.positions_UR])
+    rotation = table[units.positions_UR]
     mask = units.mask()
     run = compiled_unit_layer if compiled else unit_layer
     h_URD = model.embedding(units.tokens_UR)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +21,8 @@ class Rope:
     original_positions: int = 8192
 
 
-class Rotation(NamedTuple):
-    """Cosines and signed sines of some positions, ready to multiply [..., heads, head_dim]."""
-
-    cos: Tensor
-    sin: Tensor
+# The rotations of some positions [positions, 2, 1, head_dim]: cosines and signed sines.
+Rotation = Tensor
 
 
 def parse_rope(config: Mapping[str, Any]) -> Rope:
@@ -69,13 +66,13 @@ def rotation_table(rope: Rope, *, head_dim: int, positions: int, dtype: torch.dt
     angle_dtype = torch.float64 if exact else torch.float32
     angles = torch.outer(
         torch.arange(positions, dtype=angle_dtype, device="cpu"), frequencies(rope, head_dim).to(angle_dtype)
-    )
+    ).unsqueeze(1)
     cos, sin = angles.cos(), angles.sin()
-    # [positions, 1, head_dim]; the sine carries the sign of "rotate half", so that rotating needs no negation
-    return Rotation(torch.cat((cos, cos), -1).unsqueeze(1).to(dtype), torch.cat((-sin, sin), -1).unsqueeze(1).to(dtype))
+    # the sine carries the sign of "rotate half", so that rotating needs no negation
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(dtype)
 
 
 def rotate(x_NHE: Tensor, rotation: Rotation) -> Tensor:
     """Turns each pair (i, i + head_dim / 2) by its angle."""
-    swapped = x_NHE.roll(x_NHE.shape[-1] // 2, -1)
-    return torch.addcmul(x_NHE * rotation.cos, swapped, rotation.sin)
+    cos, sin = rotation.unbind(-3)
+    return torch.addcmul(x_NHE * cos, x_NHE.roll(x_NHE.shape[-1] // 2, -1), sin)

@@ -12,27 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stepsaver.engine import kernels
 from stepsaver.engine.models.config import ModelConfig
-from stepsaver.engine.models.linear import Linear, Slice
+from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.rope import Rotation, rotate, rotation_table
 
 
-class KeysValues(NamedTuple):
-    keys: Tensor
-    values: Tensor
-
-
 class Projection(NamedTuple):
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
+    queries: Tensor  # [N, H, E]
+    keys_values: Tensor  # [N, 2 K, E]: the keys, and behind them the values
 
 
 class Norm(nn.Module):
-    """Root-mean-square norm. Prepared for inference it is three operations instead of six.
+    """Root-mean-square norm.
 
-    With n the length of a row of width w, x / sqrt(n^2 / w + eps) is sqrt(w) x / hypot(n, sqrt(w eps)): the factor
-    sqrt(w) goes into the weights, and those into the packed map behind, where there is one.
+    Prepared for inference it leaves a factor per column to the map behind it: with s the sum of a row's squares and w
+    its width, x / sqrt(s / w + eps) is sqrt(w) x / sqrt(s + w eps).
     """
 
     def __init__(self, hidden: int, eps: float) -> None:
@@ -40,24 +35,22 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden))
         self.eps = eps
         self.floor: Tensor | None = None  # sqrt(w eps), once prepared
-        self.gain: Tensor | None = None  # sqrt(w) times the weights; None: they are part of the map behind
+        self.has_kernel = False
 
     def scale(self, h_ND: Tensor) -> Tensor:
+        if self.has_kernel:
+            return kernels.scale_rows(h_ND, h_ND.shape[-1] * self.eps)
         if self.floor is None:
             return F.rms_norm(h_ND, (h_ND.shape[-1],), self.weight, self.eps)
         lengths = torch.linalg.vector_norm(h_ND, dim=-1, keepdim=True)
-        scaled = h_ND / torch.hypot(lengths, self.floor, out=lengths)
-        return scaled if self.gain is None else scaled.mul_(self.gain)
+        return h_ND / torch.hypot(lengths, self.floor, out=lengths)
 
-    def fold_into(self, linear: Linear, *slices: Slice) -> None:
-        """Prepares the norm, unless it is of half precision, and packs the map behind it with its weights in it."""
-        if self.weight.dtype not in (torch.float32, torch.float64):
-            linear.pack(*slices)
-            return
+    def fold(self) -> Tensor:
+        """Prepares the norm, and returns what the map behind it must multiply its inputs by from now on."""
         width = self.weight.shape[0]
-        gain = self.weight.detach() * width**0.5
-        self.floor = torch.tensor((width * self.eps) ** 0.5, dtype=self.weight.dtype, device=self.weight.device)
-        self.gain = None if linear.pack(*slices, scale=gain) else gain
+        self.floor = torch.tensor((width * self.eps) ** 0.5, dtype=self.weight.dtype)
+        self.has_kernel = kernels.serve(self.weight.dtype, self.weight.device)
+        return self.weight.detach() * width**0.5
 
 
 class Attention(nn.Module):
@@ -66,6 +59,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.has_kernel = False
         self.query_width = config.heads * config.head_dim
         kv_width = config.kv_heads * config.head_dim
         self.query_rows = (0, self.query_width)
@@ -76,24 +70,33 @@ class Attention(nn.Module):
 
     def project(self, h_ND: Tensor, rotation: Rotation) -> Projection:
         fused = self._heads(self.qkv.project(self.norm.scale(h_ND)))
-        rotated = rotate(fused[..., : self.heads + self.kv_heads, :], rotation)
-        return Projection(
-            rotated[..., : self.heads, :], rotated[..., self.heads :, :], fused[..., self.heads + self.kv_heads :, :]
-        )
+        turned = self._rotate(fused, rotation, self.heads + self.kv_heads)
+        return Projection(*turned.split((self.heads, 2 * self.kv_heads), -2))
 
     def project_queries(self, h_ND: Tensor, rotation: Rotation) -> Tensor:
-        return rotate(self._heads(self.qkv.project(self.norm.scale(h_ND), self.query_rows)), rotation)
+        queries = self._heads(self.qkv.project(self.norm.scale(h_ND), self.query_rows))
+        return self._rotate(queries, rotation, self.heads)
 
-    def project_keys_values(self, h_ND: Tensor, rotation: Rotation) -> KeysValues:
+    def project_keys_values(self, h_ND: Tensor, rotation: Rotation) -> Tensor:
         fused = self._heads(self.qkv.project(self.norm.scale(h_ND), self.kv_rows))
-        return KeysValues(rotate(fused[..., : self.kv_heads, :], rotation), fused[..., self.kv_heads :, :])
+        return self._rotate(fused, rotation, self.kv_heads)
 
     def finish(self, mixed_NHE: Tensor) -> Tensor:
         return self.output.project(mixed_NHE.flatten(-2))
 
-    def pack(self) -> None:
-        self.norm.fold_into(self.qkv, self.query_rows, self.kv_rows)
-        self.output.pack()
+    def prepare(self) -> None:
+        self.qkv.prepare(self.query_rows, self.kv_rows, scale=self.norm.fold())
+        self.output.prepare()
+        self.has_kernel = self.norm.has_kernel
+
+    def _rotate(self, fused: Tensor, rotation: Rotation, heads: int) -> Tensor:
+        """Turns the first `heads` heads of each row; values, behind them, stay as they are."""
+        if self.has_kernel:
+            kernels.rotate_(fused, rotation, heads)
+            return fused
+        if heads == fused.shape[-2]:
+            return rotate(fused, rotation)
+        return torch.cat((rotate(fused[..., :heads, :], rotation), fused[..., heads:, :]), -2)
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(*projected.shape[:-1], -1, self.head_dim)
@@ -104,18 +107,22 @@ class Mlp(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.has_kernel = False
         self.norm = Norm(config.hidden, config.norm_eps)
         self.gate_up = Linear(config.hidden, 2 * config.mlp, bias=config.mlp_bias)
         self.down = Linear(config.mlp, config.hidden, bias=config.mlp_bias)
 
     def forward(self, h_ND: Tensor) -> Tensor:
-        gate, up = self.gate_up.project(self.norm.scale(h_ND)).chunk(2, -1)
-        active = F.silu(gate) * up if torch.is_grad_enabled() else F.silu(gate, inplace=True).mul_(up)
-        return self.down.project(active)
+        fused = self.gate_up.project(self.norm.scale(h_ND))
+        if self.has_kernel:
+            return self.down.project(kernels.silu_product(fused))
+        gate, up = fused.chunk(2, -1)
+        return self.down.project(F.silu(gate) * up)
 
-    def pack(self) -> None:
-        self.norm.fold_into(self.gate_up)
-        self.down.pack()
+    def prepare(self) -> None:
+        self.gate_up.prepare(scale=self.norm.fold())
+        self.down.prepare()
+        self.has_kernel = self.norm.has_kernel
 
 
 class Layer(nn.Module):
@@ -150,17 +157,22 @@ class Transformer(nn.Module):
         """The rotation table of the first `positions` positions, on the model's device."""
         config = self.config
         table = rotation_table(config.rope, head_dim=config.head_dim, positions=positions, dtype=self.dtype)
-        return Rotation(table.cos.to(self.device), table.sin.to(self.device))
+        return table.to(self.device)
 
     def logits(self, h_ND: Tensor) -> Tensor:
         return self.head.project(self.norm.scale(h_ND))
 
     def prepare(self) -> "Transformer":
-        """Freezes the weights for inference and packs them where the machine has a faster layout."""
+        """Freezes the weights for inference. On a CPU, in single or double precision, it copies them into a form that
+        needs fewer operations between the multiplications (a GPU has fused kernels for those).
+        """
         self.requires_grad_(False)
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
-            layer.attention.pack()
-            layer.mlp.pack()
-        self.norm.fold_into(self.head)
+        if self.device.type == "cpu" and self.dtype in (torch.float32, torch.float64):
+            for layer in self.layers:
+                assert isinstance(layer, Layer)
+                layer.attention.prepare()
+                layer.mlp.prepare()
+            self.head.prepare(scale=self.norm.fold())
+        for module in self.modules():  # as plain attributes, which are found at once
+            module.__dict__.update(module._modules)
         return self.eval()

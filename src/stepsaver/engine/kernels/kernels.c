@@ -1,0 +1,153 @@
+/* What lies between the matrix multiplications of a layer, one pass over the rows each.
+ *
+ * Between two multiplications, which stream megabytes of weights, every operation of a framework starts from cold
+ * caches and costs tens of microseconds whatever it computes (docs/speed.md). These loops replace some twenty of them
+ * per layer. Each row is computed by itself, so that a result does not depend on the rows beside it.
+ *
+ * Single precision, rows in memory order. `stepsaver/engine/kernels/__init__.py` describes every function.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* of this source, so that nobody uses what was built from another one */
+const char stepsaver_source[] = SOURCE_HASH;
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define LONGEST_CONTEXT 512 /* rows that attention keeps the scores of */
+#define LONGEST_HEAD 256
+#define TILE 16 /* queries that are attended together */
+
+typedef float Lanes __attribute__((vector_size(32)));
+typedef int32_t Mask __attribute__((vector_size(32))); /* all bits of a lane where a comparison holds */
+
+typedef struct {
+    float plain, exponentials;
+} Sums;
+
+#define OF(name) name##_plain
+#include "rows.h"
+#undef OF
+
+typedef struct {
+    void (*scale)(const float *, float *, long, float);
+    void (*silu_product)(const float *, const float *, float *, long);
+    void (*rotate)(float *, const float *, const float *, long, long);
+    float (*largest)(const float *, long);
+    Sums (*sums_of)(const float *, long, float);
+    void (*attend)(const float *const *, float *const *, long, const float *, const float *, long, long, float);
+} RowFunctions;
+
+static const RowFunctions plain = {scale_row_plain, silu_product_row_plain, rotate_row_plain, largest_plain, sums_of_plain,
+                                   attend_tile_plain};
+static const RowFunctions *rows_of = &plain;
+
+#if defined(__GNUC__) && defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define OF(name) name##_avx2
+#include "rows.h"
+#undef OF
+#pragma GCC pop_options
+
+static const RowFunctions avx2 = {scale_row_avx2, silu_product_row_avx2, rotate_row_avx2, largest_avx2, sums_of_avx2,
+                                  attend_tile_avx2};
+
+__attribute__((constructor)) static void choose_instructions(void) {
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) rows_of = &avx2;
+}
+#endif
+
+/* numbers from which on a second thread pays */
+#define MANY 16384
+
+void stepsaver_scale_rows(const float *x, float *out, long rows, long width, float floor_squared) {
+#pragma omp parallel for if (rows * width > 4 * MANY)
+    for (long row = 0; row < rows; row++) rows_of->scale(x + row * width, out + row * width, width, floor_squared);
+}
+
+void stepsaver_silu_product(const float *gate_up, float *out, long rows, long width) {
+#pragma omp parallel for if (rows * width > MANY / 2)
+    for (long row = 0; row < rows; row++) {
+        const float *gate = gate_up + row * 2 * width;
+        rows_of->silu_product(gate, gate + width, out + row * width, width);
+    }
+}
+
+void stepsaver_rotate(float *x, const float *rotation, long rows, long row_stride, long heads, long head_dim) {
+    const long half = head_dim / 2;
+#pragma omp parallel for if (rows * heads * head_dim > 4 * MANY)
+    for (long row = 0; row < rows; row++) {
+        const float *cosines = rotation + row * 2 * head_dim;
+        rows_of->rotate(x + row * row_stride, cosines, cosines + head_dim + half, heads, half);
+    }
+}
+
+void stepsaver_store(const float *x, float *stored, const int64_t *places, long rows, long row_stride, long heads,
+                     long head_dim, long capacity) {
+#pragma omp parallel for if (rows * heads * head_dim > 4 * MANY)
+    for (long row = 0; row < rows; row++)
+        for (long head = 0; head < heads; head++)
+            memcpy(stored + (places[row] + head * capacity) * head_dim, x + row * row_stride + head * head_dim,
+                   (size_t)head_dim * sizeof(float));
+}
+
+/* One sample's part of the packed queries: rows start to stop - 1 see the first `length` rows of a slot. */
+typedef struct {
+    int64_t start, stop, slot, length;
+} Segment;
+
+static void attend_task(const float *queries, float *out, const float *stored, Segment segment, long kv_head, long tile,
+                        long query_stride, long heads, long kv_heads, long head_dim, long capacity) {
+    const long rows = segment.stop - segment.start, group = heads / kv_heads;
+    const float *of_tile[TILE];
+    float *to_tile[TILE];
+    long count = 0;
+    for (long query = tile * TILE; query < rows * group && count < TILE; query++, count++) {
+        const long row = segment.start + query % rows, head = kv_head * group + query / rows;
+        of_tile[count] = queries + row * query_stride + head * head_dim;
+        to_tile[count] = out + (row * heads + head) * head_dim;
+    }
+    const float *keys = stored + (segment.slot * 2 * kv_heads + kv_head) * capacity * head_dim;
+    rows_of->attend(of_tile, to_tile, count, keys, keys + kv_heads * capacity * head_dim, segment.length, head_dim,
+                    1.0f / sqrtf((float)head_dim));
+}
+
+void stepsaver_attend(const float *queries, float *out, const float *stored, const Segment *segments, long count,
+                      long query_stride, long heads, long kv_heads, long head_dim, long capacity) {
+    const long group = heads / kv_heads;
+    long most_tiles = 0;
+    for (long i = 0; i < count; i++) {
+        const long tiles = ((segments[i].stop - segments[i].start) * group + TILE - 1) / TILE;
+        if (tiles > most_tiles) most_tiles = tiles;
+    }
+#pragma omp parallel for collapse(3) schedule(dynamic)
+    for (long i = 0; i < count; i++)
+        for (long kv_head = 0; kv_head < kv_heads; kv_head++)
+            for (long tile = 0; tile < most_tiles; tile++)
+                if (tile * TILE < (segments[i].stop - segments[i].start) * group)
+                    attend_task(queries, out, stored, segments[i], kv_head, tile, query_stride, heads, kv_heads,
+                                head_dim, capacity);
+}
+
+/* Per row: the place of its largest number but the masked one, that number's share of the exponentials of all, and their
+ * plain sum, which is finite if all are. */
+static void most_likely_row(const float *x, long width, long mask, double *out) {
+    const long before = mask < 0 ? width : mask, behind = mask < 0 ? width : mask + 1;
+    float best = rows_of->largest(x, before);
+    const float other = rows_of->largest(x + behind, width - behind);
+    best = other > best ? other : best;
+    const float most = mask >= 0 && x[mask] > best ? x[mask] : best;
+    const Sums sums = rows_of->sums_of(x, width, most);
+    long place = 0;
+    while (place < width - 1 && (x[place] != best || place == mask)) place++;
+    out[0] = (double)place;
+    out[1] = (double)(expf(best - most) / sums.exponentials);
+    out[2] = (double)sums.plain;
+}
+
+void stepsaver_most_likely(const float *logits, double *out, long rows, long width, long mask) {
+#pragma omp parallel for
+    for (long row = 0; row < rows; row++) most_likely_row(logits + row * width, width, mask, out + 3 * row);
+}

@@ -1,0 +1,166 @@
+"""The kernels between the matrix multiplications, against the same in torch's operations and double precision."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepsaver.engine import kernels
+from stepsaver.engine.models.load import load_model
+from stepsaver.engine.models.rope import Rope, rotate, rotation_table
+from tests.conftest import GOLDEN
+from tests.engine.golden_cases import assert_equal_to_reference, decode_case, read_golden
+
+CPU = torch.device("cpu")
+built = pytest.mark.skipif(not kernels.serve(torch.float32, CPU), reason="no compiler when the package was installed")
+sizes = st.integers(0, 40)
+widths = st.integers(1, 300)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def numbers(seed: int, *shape: int, spread: float = 3.0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+@built
+@settings(max_examples=60, deadline=None)
+@given(rows=sizes, width=widths, seed=seeds, spread=st.sampled_from([1e-12, 1e-3, 1.0, 1e6]))
+def test_rows_are_scaled_like_the_norm(rows: int, width: int, seed: int, spread: float) -> None:
+    x = numbers(seed, rows, width, spread=spread)
+    expected = F.rms_norm(x.double(), (width,), None, 1e-6) / width**0.5
+    assert torch.allclose(kernels.scale_rows(x, width * 1e-6).double(), expected, rtol=2e-6, atol=1e-30)
+
+
+@built
+@settings(max_examples=60, deadline=None)
+@given(rows=sizes, width=widths, seed=seeds, spread=st.sampled_from([0.1, 3.0, 40.0, 200.0]))
+def test_activation_is_silu_times_up(rows: int, width: int, seed: int, spread: float) -> None:
+    gate_up = numbers(seed, rows, 2 * width, spread=spread)
+    gate, up = gate_up.double().chunk(2, -1)
+    assert torch.allclose(kernels.silu_product(gate_up).double(), F.silu(gate) * up, rtol=2e-6, atol=1e-30)
+
+
+@built
+@settings(max_examples=60, deadline=None)
+@given(rows=sizes, heads=st.integers(1, 6), beside=st.integers(0, 4), half=st.integers(1, 40), seed=seeds)
+def test_rotation_in_place_turns_some_heads_and_leaves_the_rest(
+    rows: int, heads: int, beside: int, half: int, seed: int
+) -> None:
+    x = numbers(seed, rows, heads + beside, 2 * half)
+    before = x.clone()
+    table = rotation_table(Rope(theta=100.0), head_dim=2 * half, positions=50, dtype=torch.float32)
+    rotation = table[torch.randint(50, (rows,), generator=torch.Generator().manual_seed(seed))]
+    kernels.rotate_(x, rotation, heads)
+    assert torch.allclose(x[:, :heads], rotate(before[:, :heads], rotation), atol=1e-5)
+    assert torch.equal(x[:, heads:], before[:, heads:])
+
+
+@built
+@settings(max_examples=40, deadline=None)
+@given(rows=sizes, heads=st.integers(1, 6), width=st.integers(1, 70), seed=seeds)
+def test_rows_are_stored_where_they_belong_and_nowhere_else(rows: int, heads: int, width: int, seed: int) -> None:
+    slots, capacity = 3, 48
+    wide = numbers(seed, rows, heads + 2, width)
+    chosen = np.random.default_rng(seed).permutation(slots * capacity)[:rows]
+    slot, position = chosen // capacity, chosen % capacity
+    stored = torch.zeros(slots, heads, capacity, width)
+    expected = stored.clone()
+    expected[slot, :, position] = wide[:, 2:]
+    kernels.store(wide[:, 2:], stored, torch.from_numpy(slot * heads * capacity + position))
+    assert torch.equal(stored, expected)
+
+
+@built
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.lists(st.tuples(st.integers(1, 33), st.integers(1, 90)), min_size=1, max_size=5),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 5),
+    width=st.sampled_from([8, 16, 64]),
+    seed=seeds,
+)
+def test_attention_is_that_of_each_sample_alone(
+    samples: list[tuple[int, int]], kv_heads: int, group: int, width: int, seed: int
+) -> None:
+    """Of ragged samples in shuffled slots of a larger cache, against plain softmax attention in double precision."""
+    slots = np.random.default_rng(seed).permutation(len(samples) + 1)[: len(samples)]
+    stored = numbers(seed, len(samples) + 1, 2 * kv_heads, 96, width, spread=1.0)
+    rows = sum(count for count, _ in samples)
+    fused = numbers(seed + 1, rows, kv_heads * (group + 2), width, spread=2.0)
+    queries = fused[:, : kv_heads * group]
+    described, expected, start = [], [], 0
+    for (count, length), slot in zip(samples, slots.tolist(), strict=True):
+        described.append((start, start + count, slot, length))
+        q = queries[start : start + count].double().unflatten(1, (kv_heads, group))
+        keys, values = stored[slot, :, :length].double().chunk(2, 0)
+        weights = (torch.einsum("nkge,kle->nkgl", q, keys) / width**0.5).softmax(-1)
+        expected.append(torch.einsum("nkgl,kle->nkge", weights, values).flatten(1, 2))
+        start += count
+    mixed = kernels.attend(queries, stored, torch.tensor(described))
+    assert torch.allclose(mixed.double(), torch.cat(expected), atol=2e-5)
+
+
+@built
+@settings(max_examples=80, deadline=None)
+@given(rows=st.integers(1, 20), width=st.integers(2, 300), data=st.data(), seed=seeds)
+def test_most_likely_is_the_first_best_but_the_mask(rows: int, width: int, data: st.DataObject, seed: int) -> None:
+    mask = data.draw(st.integers(-1, width - 1))
+    logits = numbers(seed, rows, width).round(decimals=1)  # with ties
+    allowed = logits.clone()
+    if mask >= 0:
+        allowed[:, mask] = -torch.inf
+    best = [row.index(max(row)) for row in allowed.tolist()]
+    chosen = kernels.most_likely(logits, mask)
+    assert chosen[:, 0].tolist() == best
+    probabilities = logits.double().softmax(-1)[range(rows), best]
+    assert torch.allclose(chosen[:, 1], probabilities, rtol=1e-5)
+    assert torch.allclose(chosen[:, 2], logits.double().sum(-1), atol=1e-3)
+
+
+@built
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so(wrong: float) -> None:
+    x = torch.ones(3, 64)
+    x[1, 5] = wrong
+    for result in (kernels.scale_rows(x, 1e-6), kernels.silu_product(x)):
+        assert not torch.isfinite(result[1]).all()
+        assert torch.isfinite(result[[0, 2]]).all()
+    assert torch.isfinite(kernels.most_likely(x, 3)[:, 2]).tolist() == [True, False, True]
+
+
+@built
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    x = numbers(0, 300, 2 * 576)  # enough for several threads
+    for kernel in (kernels.silu_product, lambda rows: kernels.scale_rows(rows, 1e-6)):
+        whole = kernel(x)
+        assert all(torch.equal(kernel(x[row : row + 1])[0], whole[row]) for row in range(0, 300, 37))
+
+
+def test_kernels_serve_single_precision_on_the_cpu_alone() -> None:
+    assert not kernels.serve(torch.float64, CPU)
+    assert not kernels.serve(torch.bfloat16, CPU)
+    assert not kernels.serve(torch.float32, torch.device("cuda"))
+
+
+def test_decoding_equals_the_reference_without_kernels_too() -> None:
+    script = (
+        "import torch; from stepsaver.engine import kernels; "
+        "from tests.engine.test_kernels import decode_golden; "
+        "assert not kernels.serve(torch.float32, torch.device('cpu')); decode_golden()"
+    )
+    environment = os.environ | {"STEPSAVER_KERNELS": "0", "PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def decode_golden() -> None:
+    model = load_model(GOLDEN, dtype=torch.float32)
+    for case in read_golden(GOLDEN)["cases"][:4]:
+        assert_equal_to_reference(case, decode_case(model, case))
