@@ -17,6 +17,7 @@ from stepsaver.engine.decoding import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.trace import Trace
 
 WINDOW = ("previous_row:refresh=block", "trim:level=changed")
 RULE_SETS: dict[str, tuple[str, ...]] = {
@@ -59,10 +60,11 @@ def main() -> None:
             name: Engine(model, decode=Fixed(2), reuse=rules, max_batch=batch, decoding=decoding)
             for name, rules in chosen.items()
         }
-        traces = {name: [decode_once(engine, prompts)] for name, engine in engines.items()}  # the first warms up
+        # the first one of each warms up
+        traces = {name: [decode_once(engine, prompts, Trace())] for name, engine in engines.items()}
         for _ in range(options.repeats):
             for name, engine in engines.items():
-                traces[name].append(decode_once(engine, prompts))
+                traces[name].append(decode_once(engine, prompts, Trace()))
         plain = traces["none"]
         for name, rules in chosen.items():
             ratios = [a.decode_seconds / b.decode_seconds for a, b in zip(plain[1:], traces[name][1:], strict=True)]

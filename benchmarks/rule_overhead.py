@@ -15,6 +15,7 @@ from stepsaver.engine.decoding import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.trace import Trace
 
 RULES = (
     "layer_reuse:k=2,layers=first,mode=delta",
@@ -27,7 +28,7 @@ RULES = (
 
 
 def first_step_seconds(engine: Engine, prompts: list) -> float:
-    trace = decode_once(engine, prompts)
+    trace = decode_once(engine, prompts, Trace())
     return median(
         record.seconds for record in trace.records if all(e.kind == "full" and e.step == 0 for e in record.entries)
     )

@@ -3,19 +3,19 @@
 Every figure is a median of repeats that are interleaved with what they are compared with, in one process.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from stepsaver.bench.bare import BareModel, forward_shapes
+from stepsaver.bench.bare import BareModel, forward_shape
 from stepsaver.engine.decode.fixed import Fixed
 from stepsaver.engine.decoding import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.trace import Trace
+from stepsaver.engine.trace import ForwardRecord, Trace
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,30 @@ def random_prompts(model: Transformer, lengths: list[int], limits: list[int]) ->
     return [Prompt(tuple(each), max_new_tokens=limit) for each, limit in zip(ids, limits, strict=True)]
 
 
-def decode_once(engine: Engine, prompts: list[Prompt]) -> Trace:
-    trace = Trace()
+AnyTrace = TypeVar("AnyTrace", bound=Trace)
+
+
+def decode_once(engine: Engine, prompts: list[Prompt], trace: AnyTrace) -> AnyTrace:
+    """Fills the trace."""
     for _ in engine.generate(prompts, max_new_tokens=0, trace=trace):
         pass
     return trace
+
+
+@dataclass
+class PairedTrace(Trace):
+    """Behind every forward, the bare multiplications of the same shape: both meet the machine in the same state."""
+
+    bare: BareModel = field(kw_only=True)
+    bare_seconds: list[float] = field(default_factory=list)
+
+    def add(self, record: ForwardRecord) -> None:
+        super().add(record)
+        self.bare_seconds.append(self.bare.seconds(forward_shape(record)))
+
+    @property
+    def efficiency(self) -> float:
+        return sum(self.bare_seconds) / self.decode_seconds
 
 
 def measure_efficiency(model: Transformer, bare: BareModel, workload: Workload, repeats: int) -> dict[str, Any]:
@@ -68,25 +87,19 @@ def measure_efficiency(model: Transformer, bare: BareModel, workload: Workload, 
     engine = fixed_engine(model, batch=workload.batch, rows_per_step=workload.rows_per_step)
     count = workload.batch
     prompts = random_prompts(model, [workload.prompt_tokens] * count, [workload.new_tokens] * count)
-    shapes = forward_shapes(decode_once(engine, prompts))
-    for shape in shapes:
-        bare.seconds(shape)
-    traces: list[Trace] = []
-    multiplying: list[float] = []
-    for _ in range(repeats):
-        traces.append(decode_once(engine, prompts))
-        multiplying.append(sum(bare.seconds(shape) * number for shape, number in shapes.items()))
+    decode_once(engine, prompts, PairedTrace(bare=bare))  # warm-up: finds the fastest layouts
+    traces = [decode_once(engine, prompts, PairedTrace(bare=bare)) for _ in range(repeats)]
     return {
         "batch": workload.batch,
         "repeats": repeats,
         "tokens_per_s": spread([trace.tokens_generated / trace.decode_seconds for trace in traces]),
         "forwards_per_s": spread([trace.forwards / trace.decode_seconds for trace in traces]),
         "milliseconds": {kind: 1000 * median(_seconds_of(traces, kind)) for kind in ("full", "sub", "commit")},
-        "efficiency": spread([bare / trace.decode_seconds for bare, trace in zip(multiplying, traces, strict=True)]),
+        "efficiency": spread([trace.efficiency for trace in traces]),
     }
 
 
-def _seconds_of(traces: list[Trace], kind: str) -> Iterator[float]:
+def _seconds_of(traces: Iterable[Trace], kind: str) -> Iterator[float]:
     """The seconds of the forwards in which every sample took a step of that kind."""
     return (
         record.seconds
@@ -106,13 +119,13 @@ def measure_refill(model: Transformer, repeats: int, *, prompts: int = 64, batch
     rates: list[tuple[float, float]] = []
     filled = 0.0
     for _ in range(repeats):
-        refilled = decode_once(engine, wanted)
+        refilled = decode_once(engine, wanted, Trace())
         filled = refilled.places_filled
         fixed_seconds = 0.0
         for start in range(0, prompts, batch):
             longest = max(limits[start : start + batch])
             group = [Prompt(each.ids, max_new_tokens=longest) for each in wanted[start : start + batch]]
-            fixed_seconds += decode_once(engine, group).decode_seconds
+            fixed_seconds += decode_once(engine, group, Trace()).decode_seconds
         rates.append((sum(limits) / refilled.decode_seconds, sum(limits) / fixed_seconds))
     return {
         "prompts": prompts,
@@ -131,7 +144,7 @@ def measure_context(model: Transformer, repeats: int, contexts: tuple[int, ...] 
     rows: dict[int, list[Trace]] = {context: [] for context in contexts}
     for _ in range(repeats):
         for context, traces in rows.items():
-            traces.append(decode_once(engine, random_prompts(model, [context], [32])))
+            traces.append(decode_once(engine, random_prompts(model, [context], [32]), Trace()))
     return [
         {"context": context, **{kind: 1000 * median(_seconds_of(traces, kind)) for kind in ("full", "sub")}}
         for context, traces in rows.items()
