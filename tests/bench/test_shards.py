@@ -357,6 +357,8 @@ def test_jobs_are_submitted_followed_and_requeued(
     assert (queue / "7_0").read_text().strip() == "PENDING"
     end_job(queue, 1, other)
     end_job(queue, 0, start_job(queue, 0, log))
+    assert "audit" in log.read_text(), "the last one audits what it has summed up"
+    assert "audit" not in (tmp_path / "log-1").read_text()
     assert answers(fresh) == answers(whole)
     assert {each["chunks_not_comparable"] for each in summaries(fresh).values()} == {0}
     assert main(["status", str(fresh), "--limit", str(LIMIT)]) == 0

@@ -114,8 +114,9 @@ def test_jobs_that_are_pre_empted_or_killed_lose_nothing(cluster: dict[str, str]
     assert f"{LIMIT // CHUNK // SHARDS} of" in begun
     assert not list(sharded.rglob("summary.json")), "the killed shard's chunks are missing"
 
-    submit(cluster, sharded, 1)
+    rest = submit(cluster, sharded, 1)
     wait_for(lambda: not is_queued(), "the rest to be run")
+    assert "audit" in log(f"{rest}_0")
     assert len(list(sharded.rglob("summary.json"))) == CONFIGS
     assert not list(sharded.rglob("shards/*"))
     assert stepsaver(cluster, "run", local).returncode in (0, 1)

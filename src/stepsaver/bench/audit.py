@@ -35,6 +35,9 @@ class Finding:
     check: str
     message: str
 
+    def __str__(self) -> str:
+        return f"audit, {self.level}: {self.message} [{self.check}]"
+
 
 @dataclass(frozen=True)
 class AuditedCell:

@@ -55,15 +55,21 @@ class Shard:
     def results(self) -> Path:
         return results_folder(self.experiment, self.options.model)
 
-    def run(self, progress: Progress) -> None:
-        """Runs what is missing of the part; stored chunks are not run again, so it may be stopped and run again."""
+    def run(self, progress: Progress) -> list[str]:
+        """Runs what is missing of the part; stored chunks are not run again, so it may be stopped and run again.
+
+        Returns the folders of the tasks that are complete now and were summed up.
+        """
+        complete: list[str] = []
         # tasks first: what is wrong with them shows before a model is loaded
         tasks = [load(name, self.experiment, self.options) for name in self.options.tasks]
         with exclusive(self.results, with_shards=not self.part.is_whole):
             session = open_session(self.experiment, model_name=self.options.model, is_alone=self.part.is_alone)
             for task in tasks:
                 request = cell_request(self.experiment, session, task, self.options.limit)
-                _run_task(self, request, progress)
+                if _run_task(self, request, progress):
+                    complete.append(request.folder_name)
+        return complete
 
 
 def make_shards(experiment: Experiment, options: RunOptions, count: int, *, share_machine: bool) -> list[Shard]:
@@ -88,7 +94,8 @@ def load(name: str, experiment: Experiment, options: RunOptions) -> LoadedTask:
     return load_task(name, TaskOptions(data_dir=data_dir, confirm_run_unsafe_code=options.confirm_run_unsafe_code))
 
 
-def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> None:
+def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> bool:
+    """Says whether all chunks are there now, those of other shards included."""
     part, results = shard.part, shard.results
     configs = with_baseline(shard.experiment, shard.options.configs)
     forced = frozenset(config.name for config in shard.options.configs) if shard.options.force else frozenset[str]()
@@ -107,8 +114,10 @@ def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> None:
             for name, opened in computed.items():
                 merge(opened.written, merged[name].cell)
             cells = merged
-        if all(chunk.number in cells[name].cell.records for name in computed for chunk in request.chunks):
+        is_complete = all(chunk.number in cells[name].cell.records for name in computed for chunk in request.chunks)
+        if is_complete:
             _summarise(request, cells, equal)
+    return is_complete
 
 
 def _summarise(request: CellRequest, cells: dict[str, OpenCell], equal: EqualConfigs) -> None:

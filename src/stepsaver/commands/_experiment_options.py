@@ -1,6 +1,7 @@
 """The options that commands on an experiment share, and what they choose."""
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +26,7 @@ class Chosen(NamedTuple):
     cell_folders: dict[str, str]
 
     def nothing_there(self) -> UsageError:
-        return UsageError(f"{self.experiment.name} has no results yet; run it first")
+        return nothing_there(self.experiment, self.cell_folders.values())
 
 
 def choose(options: argparse.Namespace, name: str | None = None) -> Chosen:
@@ -42,6 +43,10 @@ def chosen_tasks(options: argparse.Namespace, experiment: "Experiment") -> tuple
     if options.limit is not None and options.limit < 1:
         raise UsageError(f"limit {options.limit} is not positive")
     return tuple(options.task or experiment.spec.tasks)
+
+
+def nothing_there(experiment: "Experiment", folders: Iterable[str]) -> UsageError:
+    return UsageError(f"{experiment.name} has no results of {', '.join(folders)} yet; run it first")
 
 
 def cell_folder(task: str, limit: int | None) -> str:

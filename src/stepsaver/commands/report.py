@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepsaver.commands._experiment_options import chosen_tasks
+from stepsaver.commands._experiment_options import cell_folder, chosen_tasks, nothing_there
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,8 +99,9 @@ def read_tasks(options: argparse.Namespace, experiment: "Experiment", results: P
     ]
     found = [task for task in tasks if task is not None]
     if not found:
-        limit = f" with limit {options.limit}" if options.limit else ""
-        raise UsageError(f"{experiment.name} has no results{limit} yet; run it first")
+        raise nothing_there(
+            experiment, (cell_folder(task, options.limit) for task in chosen_tasks(options, experiment))
+        )
     return found
 
 

@@ -154,6 +154,6 @@ def _audit(chosen: Chosen, stream: TextIO) -> int:
     is_invalid = False
     for folder in chosen.cell_folders.values():
         for finding in audit(read_task(chosen.experiment, chosen.results, folder)):
-            print(f"audit, {finding.level}: {finding.message} [{finding.check}]", file=stream)
+            print(finding, file=stream)
             is_invalid |= finding.level == "invalid"
     return 1 if is_invalid else 0

@@ -12,6 +12,7 @@ from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import Checkpointable
 
+from stepsaver.bench.audit import audit, read_task
 from stepsaver.bench.jobs import record_job
 from stepsaver.bench.run import Shard, log_progress
 from stepsaver.bench.spec import Resources
@@ -25,7 +26,9 @@ class RunShard(Checkpointable):
     """What a job does, and does again when it comes back from the queue."""
 
     def __call__(self, shard: Shard) -> None:
-        shard.run(log_progress)
+        for folder in shard.run(log_progress):
+            findings = list(map(str, audit(read_task(shard.experiment, shard.results, folder))))
+            print(*findings or [f"audit: {folder} is complete, and nothing stands against it"], sep="\n", flush=True)
 
 
 def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: Progress) -> bool:
