@@ -60,8 +60,10 @@ def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attendi
     """Our own kernel takes the samples that it is made for; the others are attended together if their contexts differ
     by less than a factor of four.
     """
-    by_kernel = [each for each in segments if each.mask is None and cache.kernel_attends(each.length)]
-    rest = [each for each in segments if each not in by_kernel] if len(by_kernel) < len(segments) else []
+    by_kernel: list[Segment] = []
+    rest: list[Segment] = []
+    for each in segments:
+        (by_kernel if each.mask is None and cache.kernel_attends(each.length) else rest).append(each)
     alone, together = _grouped(rest, cache.stored.dtype, cache.device)
     described = torch.tensor([each[:4] for each in by_kernel]) if by_kernel else None
     return Attending(described, alone, together)

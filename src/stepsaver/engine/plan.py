@@ -30,6 +30,10 @@ class LayerRun(NamedTuple):
     last: int
     rows: LayerRows
 
+    @property
+    def length(self) -> int:
+        return self.last - self.first
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -48,7 +52,7 @@ class StepPlan:
                 is_subset(mine.attention, theirs.attention)
                 and is_subset(mine.keys_values, theirs.keys_values)
                 and is_subset(mine.mlp, theirs.mlp)
-                for mine, theirs in zip(self.layers, other.layers, strict=True)
+                for mine, theirs in set(zip(self.layers, other.layers, strict=True))  # few of them differ
             )
         )
 
@@ -82,15 +86,15 @@ class StepPlan:
     @cached_property
     def attention_run(self) -> int:
         """Row-layers of attention that run."""
-        return sum(rows.attention.bit_count() for rows in self.layers)
+        return sum(run.length * run.rows.attention.bit_count() for run in self.runs)
 
     @cached_property
     def keys_values_run(self) -> int:
-        return sum(rows.keys_values.bit_count() for rows in self.layers)
+        return sum(run.length * run.rows.keys_values.bit_count() for run in self.runs)
 
     @cached_property
     def mlp_run(self) -> int:
-        return sum(rows.mlp.bit_count() for rows in self.layers)
+        return sum(run.length * run.rows.mlp.bit_count() for run in self.runs)
 
     @cached_property
     def attention_reused(self) -> int:
@@ -103,7 +107,7 @@ class StepPlan:
 
     @property
     def _row_layers_carried(self) -> int:
-        return sum(self.carried(layer).bit_count() for layer in range(len(self.layers)))
+        return (len(self.layers) - 1) * self.rows + self.reads.bit_count()
 
     def within(self, rows: Rows) -> "StepPlan":
         """The plan without the rows outside `rows`. Rows left out keep the keys and values that they have."""
@@ -115,7 +119,7 @@ class StepPlan:
             window=self.window & rows,
             reads=self.reads & rows,
             layers=tuple(
-                LayerRows(each.attention & rows, each.keys_values & rows, each.mlp & rows) for each in self.layers
+                layer for run in self.runs for layer in (LayerRows(*(part & rows for part in run.rows)),) * run.length
             ),
         )
 
