@@ -36,4 +36,4 @@ test-slurm: setup
 	$(BIN)/pytest -rs -m slurm tests/slurm
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) src/stepsaver/engine/kernels/*.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

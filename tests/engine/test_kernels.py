@@ -1,8 +1,10 @@
 """The kernels between the matrix multiplications, against the same in torch's operations and double precision."""
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +143,30 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     for kernel in (kernels.silu_product, lambda rows: kernels.scale_rows(rows, 1e-6)):
         whole = kernel(x)
         assert all(torch.equal(kernel(x[row : row + 1])[0], whole[row]) for row in range(0, 300, 37))
+
+
+@pytest.mark.skipif(os.environ.get("STEPSAVER_KERNELS") == "0", reason="kernels are switched off")
+def test_kernels_are_built_where_there_is_a_compiler() -> None:
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} here")
+    assert kernels.problem is None
+
+
+@built
+@pytest.mark.parametrize(
+    ("where", "wrong"), [("queries", "nan"), ("queries", "inf"), ("keys", "nan"), ("values", "inf")]
+)
+def test_attention_hides_nothing_that_is_not_finite(where: str, wrong: str) -> None:
+    queries, stored = torch.ones(2, 3, 16), torch.ones(1, 2, 32, 16)
+    if where == "queries":
+        queries[0, 1, 3] = float(wrong)
+    else:
+        stored[0, 0 if where == "keys" else 1, 5, 3] = float(wrong)
+        stored[0, 1, 5, 3] = float(wrong)  # what breaks a row's keys breaks its values too
+    mixed = kernels.attend(queries, stored, torch.tensor([[0, 1, 0, 20], [1, 2, 0, 5]]))
+    assert not torch.isfinite(mixed[0, 1]).all()
+    assert torch.isfinite(mixed[1]).all(), "whoever does not see it is not touched"
 
 
 def test_kernels_serve_single_precision_on_the_cpu_alone() -> None:

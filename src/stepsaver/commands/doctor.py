@@ -67,13 +67,10 @@ def _packing() -> Finding:
 
 
 def _kernels() -> Finding:
-    import torch
-
     from stepsaver.engine import kernels
 
-    serve = kernels.serve(torch.float32, torch.device("cpu"))
-    missing = "not built, or from another source (`make setup` builds them): torch's operations on the CPU"
-    return Finding("kernels", True, "used on the CPU" if serve else missing)
+    says = f"torch's operations instead ({kernels.problem})" if kernels.problem else "used on the CPU in float32"
+    return Finding("kernels", True, says)
 
 
 def _embedded() -> Finding:

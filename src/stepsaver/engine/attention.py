@@ -1,10 +1,9 @@
 """Mixing: every row of a block sees the whole context before it and all rows of its block.
 
 Inside a block nothing is masked, so one sample needs no mask at all: its queries meet exactly the rows it may see, as a
-view of the cache. Query heads that share a key-value head are folded into rows, which makes grouped-query attention a
-plain one without copying keys. On a CPU a kernel of our own does it for all samples as they are. Where that does not
-serve, several samples are mixed in one call, their queries and contexts padded: on a CPU as a batch of matrix
-multiplications, which for few rows takes half the time of torch's fused kernel (docs/speed.md).
+view of the cache. On a CPU, in float32, a kernel of our own takes all samples of a forward as they are, up to a length
+of context. The others are mixed by torch's fused kernel, several samples in one call, their queries and contexts padded
+and the query heads that share a key-value head folded into rows.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from stepsaver.engine import kernels
 from stepsaver.engine.cache import KeyValueCache
 
 FEW_ROWS = 16  # samples with so many rows at most are padded together, and those with more
-LONG = 512  # rows of context from which on a fused kernel is as fast and needs no memory for scores
 
 
 class Segment(NamedTuple):
@@ -63,6 +61,7 @@ def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attendi
     by_kernel: list[Segment] = []
     rest: list[Segment] = []
     for each in segments:
+        assert each.length <= cache.capacity
         (by_kernel if each.mask is None and cache.kernel_attends(each.length) else rest).append(each)
     alone, together = _grouped(rest, cache.stored.dtype, cache.device)
     described = torch.tensor([each[:4] for each in by_kernel]) if by_kernel else None
@@ -145,22 +144,9 @@ def _attend_padded(queries_NHE: Tensor, cache: KeyValueCache, layer: int, group:
     """One call for several samples, `rows` queries each."""
     keys, values = cache.read(layer, group.slots, group.length)
     folded = _fold(queries_NHE, samples=group.samples, kv_heads=keys.shape[1])
-    if folded.device.type == "cpu" and group.length < LONG:
-        mixed = _mix(folded, keys, values, group.mask)
-    else:
-        mask = group.mask.expand(-1, -1, folded.shape[2], -1)
-        mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+    mask = group.mask.expand(-1, -1, folded.shape[2], -1)
+    mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
     return _unfold(mixed, heads=queries_NHE.shape[1])
-
-
-def _mix(queries_SKRE: Tensor, keys_SKLE: Tensor, values_SKLE: Tensor, mask_S11L: Tensor) -> Tensor:
-    """Softmax attention as two batches of matrix multiplications, one per sample and key-value head."""
-    samples, kv_heads, rows, width = queries_SKRE.shape
-    length = keys_SKLE.shape[2]
-    mask = mask_S11L.expand(samples, kv_heads, 1, length).reshape(samples * kv_heads, 1, length)
-    keys, values = (each.reshape(-1, length, width) for each in (keys_SKLE, values_SKLE))
-    scores = torch.baddbmm(mask, queries_SKRE.reshape(-1, rows, width), keys.transpose(1, 2), alpha=width**-0.5)
-    return torch.bmm(scores.softmax(-1), values).view_as(queries_SKRE)
 
 
 def _fold(queries_NHE: Tensor, *, samples: int, kv_heads: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 A slot holds one sample. Its keys and values lie in position order, so that the prefix cache (committed blocks) and the
 block cache (the block being decoded) are one range, and a commit is nothing but a rewrite in place. The positions of a
-head lie side by side, because attention of several samples is then a batch of matrix multiplications on a view.
+head lie side by side, so that attention reads them in one go.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class KeysValues(NamedTuple):
     values: Tensor
 
 
-VIEWS = 1024  # that are kept before they are all made anew
+VIEWS = 64  # that are kept before they are all made anew
 
 
 class KeyValueCache:
@@ -53,6 +53,8 @@ class KeyValueCache:
 
         Without a kernel that writes them, those of all their heads [N, 2 K].
         """
+        assert slots.max() < self.slots
+        assert positions.max() < self.capacity
         places = slots * (2 * self.kv_heads * self.capacity) + positions
         if not self.has_kernel:
             places = places[:, None] + np.arange(2 * self.kv_heads) * self.capacity

@@ -8,20 +8,20 @@ from stepsaver.bench.verdict import Verdict, smaller_speed_up
 from stepsaver.engine.reuse.layer_reuse import LayerReuse
 from stepsaver.report.cells import ReportCell, ReportTask
 
-COLUMNS = ("config", "accuracy", "drop", "tokens/s", "speed-up", "predicted", "ceiling", "reused", "verdict")
+COLUMNS = ("config", "accuracy", "drop", "tokens/s", "speed-up", "predicted", "ceiling", "left out", "verdict")
 
 
 def result_rows(summaries: list[dict[str, Any]], verdict: Verdict) -> list[tuple[str, ...]]:
+    """A row per config. `left out` is the share of the baseline's row-layers that were not computed."""
     outcomes = {each.config: each.outcome for each in verdict.configs}
-    return [_row(summary, outcomes.get(summary["config"], "baseline")) for summary in summaries]
+    whole = next((summary["cost"]["row_layers"] for summary in summaries if summary["is_baseline"]), 0)
+    return [_row(summary, outcomes.get(summary["config"], "baseline"), whole) for summary in summaries]
 
 
-def _row(summary: dict[str, Any], outcome: str) -> tuple[str, ...]:
+def _row(summary: dict[str, Any], outcome: str, whole: int) -> tuple[str, ...]:
     low, high = summary["accuracy_interval"]
     up = smaller_speed_up(summary)
     drop = summary["paired"]["drop_points"]
-    cost = summary["cost"]
-    reused = cost["row_layers_reused"] / max(cost["row_layers"] + cost["row_layers_reused"], 1)
     return (
         summary["config"],
         f"{summary['accuracy']:.1%} [{low:.1%}, {high:.1%}]",
@@ -30,7 +30,7 @@ def _row(summary: dict[str, Any], outcome: str) -> tuple[str, ...]:
         "-" if isnan(up.value) else f"{up.value:.2f} [{up.low:.2f}, {up.high:.2f}]",
         _number(summary["predicted_speed_up"], ".2f"),
         _number(summary["ceiling"], ".2f"),
-        f"{reused:.0%}",
+        f"{1 - summary['cost']['row_layers'] / whole:.0%}" if whole else "-",
         outcome,
     )
 

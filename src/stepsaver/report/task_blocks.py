@@ -12,7 +12,7 @@ from stepsaver.report.figures import all_figures, figure_name
 
 COLUMNS = (
     "config", "accuracy", "drop (points)", "tokens/s", "speed-up", "predicted", "ceiling", "forwards", "row-layers",
-    "reused", "verdict",
+    "deltas reused", "verdict",
 )  # fmt: skip
 TONES = {"confirmed": "good", "rejected": "bad", "running": "open", "failed": "bad", "incomplete": "open"}
 

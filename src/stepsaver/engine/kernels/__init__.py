@@ -11,7 +11,7 @@ from ctypes import c_float, c_long, c_void_p
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-import torch  # before the kernels, which then share its threads
+import torch  # before the kernels, which then share its threads if it uses the same OpenMP
 from torch import Tensor
 
 SIGNATURES = {
@@ -25,19 +25,25 @@ SIGNATURES = {
 
 FOLDER = Path(__file__).parent
 SOURCES = ("kernels.c", "rows.h")
-LONGEST_CONTEXT, LONGEST_HEAD = 512, 256  # as in kernels.c
 
 
-def _load() -> ctypes.CDLL | None:
+class Unusable(Exception):
+    """Why there are no kernels, in a few words."""
+
+
+def _load() -> ctypes.CDLL:
     if os.environ.get("STEPSAVER_KERNELS") == "0":
-        return None
+        raise Unusable("switched off by STEPSAVER_KERNELS")
     built = [FOLDER / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in built if path.exists()), None)
     if path is None:
-        return None
-    library = ctypes.CDLL(str(path))
+        raise Unusable("not built: no compiler when the package was installed")
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise Unusable(f"built, but not to be loaded here: {error}") from None
     if _built_from(library) != source_hash():
-        return None
+        raise Unusable("built from another source than the one here; `make setup` builds them again")
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
@@ -56,7 +62,14 @@ def _built_from(library: ctypes.CDLL) -> str:
         return ""
 
 
-_library = _load()
+_library: ctypes.CDLL | None = None
+problem: str | None = None  # why there are none
+try:
+    _library = _load()
+    LONGEST_CONTEXT = c_long.in_dll(_library, "stepsaver_longest_context").value
+    LONGEST_HEAD = c_long.in_dll(_library, "stepsaver_longest_head").value
+except Unusable as error:
+    problem, LONGEST_CONTEXT, LONGEST_HEAD = str(error), 0, 0
 
 
 def serve(dtype: torch.dtype, device: torch.device) -> bool:
@@ -67,6 +80,7 @@ def serve(dtype: torch.dtype, device: torch.device) -> bool:
 def scale_rows(x_ND: Tensor, floor_squared: float) -> Tensor:
     """Each row divided by the square root of the sum of its squares and `floor_squared`."""
     assert _library is not None
+    assert x_ND.dtype == torch.float32
     x_ND = x_ND.contiguous()
     out = torch.empty_like(x_ND)
     width = x_ND.shape[-1]
@@ -78,7 +92,7 @@ def silu_product(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, of rows that hold first the gate and then up."""
     assert _library is not None
     width = gate_up.shape[-1] // 2
-    out = torch.empty((*gate_up.shape[:-1], width))
+    out = gate_up.new_empty((*gate_up.shape[:-1], width))
     _library.stepsaver_silu_product(gate_up.data_ptr(), out.data_ptr(), out.numel() // width, width)
     return out
 
@@ -88,6 +102,7 @@ def rotate_(x_NHE: Tensor, rotation: Tensor, heads: int) -> None:
     assert _library is not None
     head_dim = x_NHE.shape[-1]
     rows = rotation.numel() // (2 * head_dim)
+    assert x_NHE.numel() == rows * x_NHE.shape[-2] * head_dim
     _library.stepsaver_rotate(x_NHE.data_ptr(), rotation.data_ptr(), rows, x_NHE.stride(-3), heads, head_dim)
 
 
@@ -117,7 +132,7 @@ def attend(queries_NHE: Tensor, stored: Tensor, segments: Tensor) -> Tensor:
     assert _library is not None
     _, heads, head_dim = queries_NHE.shape
     _, kv_rows, capacity, _ = stored.shape
-    out = torch.empty(queries_NHE.shape)
+    out = queries_NHE.new_empty(queries_NHE.shape)
     _library.stepsaver_attend(
         queries_NHE.data_ptr(),
         out.data_ptr(),
@@ -136,7 +151,9 @@ def attend(queries_NHE: Tensor, stored: Tensor, segments: Tensor) -> Tensor:
 def most_likely(logits_NV: Tensor, mask_id: int) -> Tensor:
     """Per row [N, 3]: the first best token but `mask_id`, its probability among all, and the sum of the logits."""
     assert _library is not None
+    logits_NV = logits_NV.contiguous()
     rows, width = logits_NV.shape
-    out = torch.empty((rows, 3), dtype=torch.float64)
-    _library.stepsaver_most_likely(logits_NV.contiguous().data_ptr(), out.data_ptr(), rows, width, mask_id)
+    assert mask_id < width
+    out = logits_NV.new_empty((rows, 3), dtype=torch.float64)
+    _library.stepsaver_most_likely(logits_NV.data_ptr(), out.data_ptr(), rows, width, mask_id)
     return out

@@ -16,6 +16,8 @@ const char stepsaver_source[] = SOURCE_HASH;
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define LONGEST_CONTEXT 512 /* rows that attention keeps the scores of */
 #define LONGEST_HEAD 256
+const long stepsaver_longest_context = LONGEST_CONTEXT, stepsaver_longest_head = LONGEST_HEAD;
+
 #define TILE 16 /* queries that are attended together */
 
 typedef float Lanes __attribute__((vector_size(32)));
@@ -42,7 +44,7 @@ static const RowFunctions plain = {scale_row_plain, silu_product_row_plain, rota
                                    attend_tile_plain};
 static const RowFunctions *rows_of = &plain;
 
-#if defined(__GNUC__) && defined(__x86_64__)
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #define OF(name) name##_avx2

@@ -61,10 +61,10 @@ class Linear(nn.Linear):
         `scale` multiplies the inputs, once and for all.
         """
         self.is_packed = can_pack(self.weight)
+        scaled = self.weight.detach() if scale is None else self.weight.detach() * scale
         for rows in (self.whole, *slices):
-            weight, bias = self._rows(rows)
-            scaled = weight.detach() if scale is None else weight.detach() * scale
-            self.prepared[rows] = (pack(scaled) if self.is_packed else scaled, bias)
+            weight, (_, bias) = scaled[slice(*rows)], self._rows(rows)
+            self.prepared[rows] = (pack(weight) if self.is_packed else weight, bias)
 
     def project(self, x: Tensor, rows: Slice | None = None) -> Tensor:
         """The map's outputs, or those of some rows of its weight."""

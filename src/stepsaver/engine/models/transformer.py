@@ -70,16 +70,21 @@ class Attention(nn.Module):
 
     def project(self, h_ND: Tensor, rotation: Rotation) -> Projection:
         fused = self._heads(self.qkv.project(self.norm.scale(h_ND)))
-        turned = self._rotate(fused, rotation, self.heads + self.kv_heads)
-        return Projection(*turned.split((self.heads, 2 * self.kv_heads), -2))
+        if self.has_kernel:
+            kernels.rotate_(fused, rotation, self.heads + self.kv_heads)
+            return Projection(*fused.split_with_sizes((self.heads, 2 * self.kv_heads), -2))
+        queries, keys_values = fused.split_with_sizes((self.heads, 2 * self.kv_heads), -2)
+        return Projection(rotate(queries, rotation), self._rotate_keys(keys_values, rotation))
 
     def project_queries(self, h_ND: Tensor, rotation: Rotation) -> Tensor:
         queries = self._heads(self.qkv.project(self.norm.scale(h_ND), self.query_rows))
-        return self._rotate(queries, rotation, self.heads)
+        if self.has_kernel:
+            kernels.rotate_(queries, rotation, self.heads)
+            return queries
+        return rotate(queries, rotation)
 
     def project_keys_values(self, h_ND: Tensor, rotation: Rotation) -> Tensor:
-        fused = self._heads(self.qkv.project(self.norm.scale(h_ND), self.kv_rows))
-        return self._rotate(fused, rotation, self.kv_heads)
+        return self._rotate_keys(self._heads(self.qkv.project(self.norm.scale(h_ND), self.kv_rows)), rotation)
 
     def finish(self, mixed_NHE: Tensor) -> Tensor:
         return self.output.project(mixed_NHE.flatten(-2))
@@ -89,14 +94,12 @@ class Attention(nn.Module):
         self.output.prepare()
         self.has_kernel = self.norm.has_kernel
 
-    def _rotate(self, fused: Tensor, rotation: Rotation, heads: int) -> Tensor:
-        """Turns the first `heads` heads of each row; values, behind them, stay as they are."""
+    def _rotate_keys(self, keys_values: Tensor, rotation: Rotation) -> Tensor:
         if self.has_kernel:
-            kernels.rotate_(fused, rotation, heads)
-            return fused
-        if heads == fused.shape[-2]:
-            return rotate(fused, rotation)
-        return torch.cat((rotate(fused[..., :heads, :], rotation), fused[..., heads:, :]), -2)
+            kernels.rotate_(keys_values, rotation, self.kv_heads)
+            return keys_values
+        keys, values = keys_values.chunk(2, -2)
+        return torch.cat((rotate(keys, rotation), values), -2)
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(*projected.shape[:-1], -1, self.head_dim)
