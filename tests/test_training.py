@@ -123,11 +123,10 @@ def plain_logits(model: Transformer, tokens: list[int], mask: Tensor) -> Tensor:
     h = model.embedding(torch.tensor(tokens))
     for layer in model.layers:
         assert isinstance(layer, Layer)
-        q, keys_values = layer.attention.project(h, table)
-        k, v = keys_values.chunk(2, 1)
+        q, k, v = layer.attention.project_rotated(h, table)
         scores = torch.einsum("qhe,khe->hqk", q, k) / q.shape[-1] ** 0.5
         weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-        h = h + layer.attention.finish(torch.einsum("hqk,khe->qhe", weights, v))
+        h = h + layer.attention.finish(torch.einsum("hqk,khe->qhe", weights, v).flatten(-2))
         h = h + layer.mlp(h)
     return model.logits(h)
 

@@ -185,14 +185,13 @@ def _next_token(model: Transformer, ids: list[int]) -> int:
     rotation = model.rotations(count)
     h = model.embedding(torch.tensor(ids))
     for layer in model.layers:
-        q, keys_values = layer.attention.project(h, rotation)  # type: ignore[union-attr]
-        k, v = keys_values.chunk(2, 1)
+        q, k, v = layer.attention.project_rotated(h, rotation)  # type: ignore[union-attr]
         group = model.config.heads // model.config.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = torch.einsum("qhe,khe->hqk", q, k) / model.config.head_dim**0.5
         scores = scores.masked_fill(torch.triu(torch.ones(count, count, dtype=torch.bool), 1), -torch.inf)
         mixed = torch.einsum("hqk,khe->qhe", scores.softmax(-1), v)
-        h = h + layer.attention.finish(mixed)  # type: ignore[union-attr]
+        h = h + layer.attention.finish(mixed.flatten(-2))  # type: ignore[union-attr]
         h = h + layer.mlp(h)  # type: ignore[union-attr]
     logits = model.logits(h[-1:])[0]
     logits[1] = -torch.inf

@@ -49,34 +49,55 @@ def test_activation_is_silu_times_up(rows: int, width: int, seed: int, spread: f
     assert torch.allclose(kernels.silu_product(gate_up).double(), F.silu(gate) * up, rtol=2e-6, atol=1e-30)
 
 
+def rotations(rows: int, head_dim: int, seed: int) -> torch.Tensor:
+    table = rotation_table(Rope(theta=100.0), head_dim=head_dim, positions=50, dtype=torch.float32)
+    return table[torch.randint(50, (rows,), generator=torch.Generator().manual_seed(seed))]
+
+
 @built
 @settings(max_examples=60, deadline=None)
-@given(rows=sizes, heads=st.integers(1, 6), beside=st.integers(0, 4), half=st.integers(1, 40), seed=seeds)
-def test_rotation_in_place_turns_some_heads_and_leaves_the_rest(
-    rows: int, heads: int, beside: int, half: int, seed: int
+@given(rows=sizes, heads=st.integers(0, 6), kv_heads=st.integers(1, 3), half=st.integers(1, 40), seed=seeds)
+def test_rows_are_rotated_and_stored_where_they_belong_and_nowhere_else(
+    rows: int, heads: int, kv_heads: int, half: int, seed: int
 ) -> None:
-    x = numbers(seed, rows, heads + beside, 2 * half)
-    before = x.clone()
-    table = rotation_table(Rope(theta=100.0), head_dim=2 * half, positions=50, dtype=torch.float32)
-    rotation = table[torch.randint(50, (rows,), generator=torch.Generator().manual_seed(seed))]
-    kernels.rotate_(x, rotation, heads)
-    assert torch.allclose(x[:, :heads], rotate(before[:, :heads], rotation), atol=1e-5)
-    assert torch.equal(x[:, heads:], before[:, heads:])
+    """Queries and keys are rotated in place, values are not; keys and values go to shuffled places of a cache."""
+    slots, capacity = 3, 48
+    x = numbers(seed, rows, heads + 2 * kv_heads, 2 * half)
+    rotation = rotations(rows, 2 * half, seed)
+    turned = torch.cat((rotate(x[:, : heads + kv_heads], rotation), x[:, heads + kv_heads :]), 1)
+    chosen = np.random.default_rng(seed).permutation(slots * capacity)[:rows]
+    slot, position = chosen // capacity, chosen % capacity
+    stored = torch.zeros(slots, 2 * kv_heads, capacity, 2 * half)
+    expected = stored.clone()
+    expected[slot, :, position] = turned[:, heads:]
+    places = torch.from_numpy(slot * 2 * kv_heads * capacity + position)
+    assert kernels.mix(x.view(rows, (heads + 2 * kv_heads) * 2 * half), rotation, stored, places, None) is None
+    assert torch.allclose(x, turned, atol=1e-5)
+    assert torch.allclose(stored, expected, atol=1e-5)
+    assert torch.equal(stored == 0, expected == 0)
 
 
 @built
-@settings(max_examples=40, deadline=None)
-@given(rows=sizes, heads=st.integers(1, 6), width=st.integers(1, 70), seed=seeds)
-def test_rows_are_stored_where_they_belong_and_nowhere_else(rows: int, heads: int, width: int, seed: int) -> None:
-    slots, capacity = 3, 48
-    wide = numbers(seed, rows, heads + 2, width)
-    chosen = np.random.default_rng(seed).permutation(slots * capacity)[:rows]
-    slot, position = chosen // capacity, chosen % capacity
-    stored = torch.zeros(slots, heads, capacity, width)
-    expected = stored.clone()
-    expected[slot, :, position] = wide[:, 2:]
-    kernels.store(wide[:, 2:], stored, torch.from_numpy(slot * heads * capacity + position))
-    assert torch.equal(stored, expected)
+@settings(max_examples=30, deadline=None)
+@given(counts=st.lists(st.integers(1, 33), min_size=1, max_size=4), group=st.integers(1, 3), seed=seeds)
+def test_rows_attend_to_what_the_same_call_stores(counts: list[int], group: int, seed: int) -> None:
+    """Attention begins when all rows are in the cache, whichever thread puts them there: as in two calls."""
+    kv_heads, width = 2, 16
+    rows = sum(counts)
+    projected = numbers(seed, rows, kv_heads * (group + 2) * width, spread=1.0)
+    rotation = rotations(rows, width, seed)
+    ends = np.cumsum(counts)
+    segments = torch.tensor([(end - n, end, slot, n) for slot, (n, end) in enumerate(zip(counts, ends, strict=True))])
+    places = torch.cat([slot * 2 * kv_heads * 40 + torch.arange(n) for slot, n in enumerate(counts)])
+    together = torch.zeros(len(counts), 2 * kv_heads, 40, width)
+    apart = together.clone()
+    mixed = kernels.mix(projected.clone(), rotation, together, places, segments)
+    query_width = kv_heads * group * width
+    kernels.mix(projected[:, query_width:].contiguous(), rotation, apart, places, None)
+    assert torch.equal(together, apart)
+    expected = kernels.mix(projected[:, :query_width].contiguous(), rotation, apart, None, segments)
+    assert mixed is not None
+    assert torch.equal(mixed, expected)
 
 
 @built
@@ -95,8 +116,9 @@ def test_attention_is_that_of_each_sample_alone(
     slots = np.random.default_rng(seed).permutation(len(samples) + 1)[: len(samples)]
     stored = numbers(seed, len(samples) + 1, 2 * kv_heads, 96, width, spread=1.0)
     rows = sum(count for count, _ in samples)
-    fused = numbers(seed + 1, rows, kv_heads * (group + 2), width, spread=2.0)
-    queries = fused[:, : kv_heads * group]
+    projected = numbers(seed + 1, rows, kv_heads * group * width, spread=2.0)
+    rotation = rotations(rows, width, seed)
+    queries = rotate(projected.unflatten(1, (-1, width)), rotation)
     described, expected, start = [], [], 0
     for (count, length), slot in zip(samples, slots.tolist(), strict=True):
         described.append((start, start + count, slot, length))
@@ -105,8 +127,9 @@ def test_attention_is_that_of_each_sample_alone(
         weights = (torch.einsum("nkge,kle->nkgl", q, keys) / width**0.5).softmax(-1)
         expected.append(torch.einsum("nkgl,kle->nkge", weights, values).flatten(1, 2))
         start += count
-    mixed = kernels.attend(queries, stored, torch.tensor(described))
-    assert torch.allclose(mixed.double(), torch.cat(expected), atol=2e-5)
+    mixed = kernels.mix(projected, rotation, stored, None, torch.tensor(described))
+    assert mixed is not None
+    assert torch.allclose(mixed.double(), torch.cat(expected).flatten(1), atol=2e-5)
 
 
 @built
@@ -158,14 +181,16 @@ def test_kernels_are_built_where_there_is_a_compiler() -> None:
     ("where", "wrong"), [("queries", "nan"), ("queries", "inf"), ("keys", "nan"), ("values", "inf")]
 )
 def test_attention_hides_nothing_that_is_not_finite(where: str, wrong: str) -> None:
-    queries, stored = torch.ones(2, 3, 16), torch.ones(1, 2, 32, 16)
+    projected, stored = torch.ones(2, 3 * 16), torch.ones(1, 2, 32, 16)
     if where == "queries":
-        queries[0, 1, 3] = float(wrong)
+        projected[0, 16 + 3] = float(wrong)
     else:
         stored[0, 0 if where == "keys" else 1, 5, 3] = float(wrong)
         stored[0, 1, 5, 3] = float(wrong)  # what breaks a row's keys breaks its values too
-    mixed = kernels.attend(queries, stored, torch.tensor([[0, 1, 0, 20], [1, 2, 0, 5]]))
-    assert not torch.isfinite(mixed[0, 1]).all()
+    segments = torch.tensor([[0, 1, 0, 20], [1, 2, 0, 5]])
+    mixed = kernels.mix(projected, rotations(2, 16, 0), stored, None, segments)
+    assert mixed is not None
+    assert not torch.isfinite(mixed[0, 16:32]).all()
     assert torch.isfinite(mixed[1]).all(), "whoever does not see it is not touched"
 
 

@@ -133,7 +133,7 @@ def _attend(model: Transformer, layer: Layer, q, k, v, mask) -> torch.Tensor:
     scores = torch.einsum("qhe,khe->hqk", q, k) / model.config.head_dim**0.5
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    return layer.attention.finish(torch.einsum("hqk,khe->qhe", scores.softmax(-1), v))
+    return layer.attention.finish(torch.einsum("hqk,khe->qhe", scores.softmax(-1), v).flatten(-2))
 
 
 def _plain(model: Transformer, ids: list[int], cache, group) -> tuple[torch.Tensor, list]:
@@ -146,8 +146,7 @@ def _plain(model: Transformer, ids: list[int], cache, group) -> tuple[torch.Tens
         if not ids:
             kept.append(None)
             continue
-        q, keys_values = layer.attention.project(h, rotation)
-        k, v = keys_values.chunk(2, 1)
+        q, k, v = layer.attention.project_rotated(h, rotation)
         kept.append((k, v))
         h = h + _attend(model, layer, q, k, v, mask)
         h = h + layer.mlp(h)
@@ -166,8 +165,7 @@ def _window_step(model: Transformer, context, rows, window, caches: dict, reused
         if number in reused:
             h = torch.stack([caches["output", number, row] for row in window])
             continue
-        q, keys_values = layer.attention.project(h, rotation)
-        k, v = keys_values.chunk(2, 1)
+        q, k, v = layer.attention.project_rotated(h, rotation)
         for place, row in enumerate(window):
             caches["kv", number, row] = (k[place], v[place])
         keys = torch.stack([caches["kv", number, row][0] for row in range(8)])

@@ -76,12 +76,11 @@ def _plain_logits(model: Transformer, ids: list[int], mask: torch.Tensor) -> tor
     rotation = model.rotations(len(ids))
     group = model.config.heads // model.config.kv_heads
     for layer in model.layers:
-        q, keys_values = layer.attention.project(h, rotation)
-        k, v = keys_values.chunk(2, 1)
+        q, k, v = layer.attention.project_rotated(h, rotation)
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         weights = torch.einsum("qhe,khe->hqk", q, k) / model.config.head_dim**0.5
         mixed = torch.einsum("hqk,khe->qhe", weights.masked_fill(~mask, -torch.inf).softmax(-1), v)
-        h = h + layer.attention.finish(mixed)
+        h = h + layer.attention.finish(mixed.flatten(-2))
         h = h + layer.mlp(h)
     return model.logits(h)
 

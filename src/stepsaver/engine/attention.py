@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stepsaver.engine import kernels
 from stepsaver.engine.cache import KeyValueCache
+from stepsaver.engine.models.rope import Rotation, rotate
 
 FEW_ROWS = 16  # samples with so many rows at most are padded together, and those with more
 
@@ -108,19 +109,51 @@ def _together(group: list[Segment], dtype: torch.dtype, device: torch.device) ->
     )
 
 
-def attend(queries_NHE: Tensor, cache: KeyValueCache, layer: int, attending: Attending) -> Tensor:
-    if attending.by_kernel is not None:
-        mixed_NHE = kernels.attend(queries_NHE, cache.by_layer[layer], attending.by_kernel)
-    elif len(attending.alone) == 1 and not attending.together:
-        return _attend_one(queries_NHE, cache, layer, attending.alone[0])
-    elif len(attending.together) == 1 and not attending.alone and attending.together[0].padded_places is None:
-        return _attend_padded(queries_NHE, cache, layer, attending.together[0])
-    else:
-        mixed_NHE = torch.empty(queries_NHE.shape, dtype=queries_NHE.dtype, device=queries_NHE.device)
-    for segment in attending.alone:
+def mix(
+    projected: Tensor,
+    rotation: Rotation,
+    cache: KeyValueCache,
+    layer: int,
+    *,
+    places: Tensor | None = None,
+    attending: Attending | None = None,
+) -> Tensor | None:
+    """Rotates packed rows, writes their keys and values to their places, and mixes their queries: [N, H * E].
+
+    A row holds its queries, if they attend, and behind them its keys and values, if they have places. A kernel rotates
+    the rows in place, so nobody else can use them.
+    """
+    mixed = None
+    if cache.has_kernel:
+        by_kernel = None if attending is None else attending.by_kernel
+        mixed = kernels.mix(projected, rotation, cache.by_layer[layer], places, by_kernel)
+        if attending is None or not (attending.alone or attending.together):
+            return mixed
+    heads_NHE = projected.view(len(projected), -1, rotation.shape[-1])
+    kv_heads = 0 if places is None else cache.kv_heads
+    queries, keys, values = heads_NHE.split_with_sizes((heads_NHE.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
+    if not cache.has_kernel:
+        queries = rotate(queries, rotation)
+        if places is not None:
+            cache.write(layer, places, torch.cat((rotate(keys, rotation), values), 1))
+    return None if attending is None else _attend(queries, cache, layer, attending, mixed)
+
+
+def _attend(
+    queries_NHE: Tensor, cache: KeyValueCache, layer: int, attending: Attending, mixed: Tensor | None
+) -> Tensor:
+    """Mixes what our own kernel does not take; `mixed` is what it has done, if it took anything."""
+    alone, together = attending.alone, attending.together
+    if mixed is None and len(alone) + len(together) == 1:
+        if alone:
+            return _attend_one(queries_NHE, cache, layer, alone[0]).flatten(1)
+        if together[0].padded_places is None:
+            return _attend_padded(queries_NHE, cache, layer, together[0]).flatten(1)
+    mixed_NHE = torch.empty_like(queries_NHE) if mixed is None else mixed.view(queries_NHE.shape)
+    for segment in alone:
         rows = slice(segment.start, segment.stop)
         mixed_NHE[rows] = _attend_one(queries_NHE[rows], cache, layer, segment)
-    for group in attending.together:
+    for group in together:
         chosen = queries_NHE[group.places]
         if group.padded_places is None:
             mixed_NHE[group.places] = _attend_padded(chosen, cache, layer, group)
@@ -128,7 +161,7 @@ def attend(queries_NHE: Tensor, cache: KeyValueCache, layer: int, attending: Att
             padded = chosen.new_zeros(group.samples * group.rows, *chosen.shape[1:])
             padded[group.padded_places] = chosen
             mixed_NHE[group.places] = _attend_padded(padded, cache, layer, group)[group.padded_places]
-    return mixed_NHE
+    return mixed_NHE.flatten(1)
 
 
 def _attend_one(queries_RHE: Tensor, cache: KeyValueCache, layer: int, segment: Segment) -> Tensor:

@@ -61,11 +61,8 @@ class KeyValueCache:
         return torch.from_numpy(places).to(self.device, non_blocking=True)
 
     def write(self, layer: int, places: Tensor, keys_values: Tensor) -> None:
-        """Puts packed rows [N, 2 K, E] at their places."""
-        if self.has_kernel:
-            kernels.store(keys_values, self.by_layer[layer], places)
-        else:
-            self.by_layer[layer].view(-1, self.stored.shape[-1])[places] = keys_values
+        """Puts packed rows [N, 2 K, E] at their places, where no kernel does it."""
+        self.by_layer[layer].view(-1, self.stored.shape[-1])[places] = keys_values
 
     def kernel_attends(self, length: int) -> bool:
         """Whether our own kernel attends contexts of that many rows."""

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from stepsaver.engine.attention import attend
+from stepsaver.engine.attention import mix
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Layer, Transformer
@@ -115,26 +115,26 @@ def _run_layer(
     steps: Sequence[Step],
 ) -> Tensor:
     """One layer: rewrite keys and values, mix, add the deltas that ran and those that are reused."""
-    queries = None
+    attention, cache = layer.attention, memory.cache
+    mixed = None
     if run.is_fused:
-        assert run.places is not None
-        queries, keys_values = layer.attention.project(h_ND, run.query_rotation)
-        memory.cache.write(index, run.places, keys_values)
-        executed.count_keys_values(h_ND.shape[0])
+        projected = attention.project(h_ND)
+        mixed = mix(projected, run.query_rotation, cache, index, places=run.places, attending=run.attending)
+        executed.count_keys_values(projected.shape[0])
     else:
         if run.places is not None:
-            chosen = run.keys_values.select(h_ND)
-            keys_values = layer.attention.project_keys_values(chosen, run.keys_values_rotation)
-            memory.cache.write(index, run.places, keys_values)
-            executed.count_keys_values(chosen.shape[0])
+            projected = attention.project(run.keys_values.select(h_ND), attention.kv_rows)
+            mix(projected, run.keys_values_rotation, cache, index, places=run.places)
+            executed.count_keys_values(projected.shape[0])
         if run.queries.size:
-            queries = layer.attention.project_queries(run.queries.select(h_ND), run.query_rotation)
+            projected = attention.project(run.queries.select(h_ND), attention.query_rows)
+            mixed = mix(projected, run.query_rotation, cache, index, attending=run.attending)
         if run.kept is not None:
             h_ND = h_ND[run.kept]
     deltas = None if memory.deltas is None else memory.deltas.by_layer.get(index)
     delta = None
-    if queries is not None:
-        delta = layer.attention.finish(attend(queries, memory.cache, index, run.attending))
+    if mixed is not None:
+        delta = attention.finish(mixed)
         executed.count_attention(delta.shape[0])
         if memory.observe is not None:
             memory.observe(index, "attention", delta, steps)

@@ -38,15 +38,14 @@ def initial_model(config: ModelConfig, *, seed: int, deviation: float) -> Transf
 
 def unit_layer(layer: Layer, h_URD: Tensor, rotation: Rotation, context_UC: Tensor, mask: Tensor) -> Tensor:
     """One layer over units: the keys and values of a unit's context places stand behind each other."""
-    queries, keys_values = layer.attention.project(h_URD, rotation)
-    keys, values = keys_values.chunk(2, -2)
+    queries, keys, values = layer.attention.project_rotated(h_URD, rotation)
     mixed = F.scaled_dot_product_attention(
         queries.transpose(1, 2),
         keys[context_UC].flatten(1, 2).transpose(1, 2),
         values[context_UC].flatten(1, 2).transpose(1, 2),
         attn_mask=mask,
     )
-    h_URD = h_URD + layer.attention.finish(mixed.transpose(1, 2))
+    h_URD = h_URD + layer.attention.finish(mixed.transpose(1, 2).flatten(-2))
     return h_URD + layer.mlp(h_URD)
 
 

@@ -17,9 +17,7 @@ from torch import Tensor
 SIGNATURES = {
     "stepsaver_scale_rows": (c_void_p, c_void_p, c_long, c_long, c_float),
     "stepsaver_silu_product": (c_void_p, c_void_p, c_long, c_long),
-    "stepsaver_rotate": (c_void_p, c_void_p, c_long, c_long, c_long, c_long),
-    "stepsaver_store": (c_void_p, c_void_p, c_void_p, c_long, c_long, c_long, c_long, c_long),
-    "stepsaver_attend": (c_void_p, c_void_p, c_void_p, c_void_p, c_long, c_long, c_long, c_long, c_long, c_long),
+    "stepsaver_mix": (*[c_void_p] * 6, *[c_long] * 6),
     "stepsaver_most_likely": (c_void_p, c_void_p, c_long, c_long, c_long),
 }
 
@@ -97,49 +95,37 @@ def silu_product(gate_up: Tensor) -> Tensor:
     return out
 
 
-def rotate_(x_NHE: Tensor, rotation: Tensor, heads: int) -> None:
-    """Turns the first `heads` heads of each row in place; `rotation` as `models/rope.py` makes it."""
-    assert _library is not None
-    head_dim = x_NHE.shape[-1]
-    rows = rotation.numel() // (2 * head_dim)
-    assert x_NHE.numel() == rows * x_NHE.shape[-2] * head_dim
-    _library.stepsaver_rotate(x_NHE.data_ptr(), rotation.data_ptr(), rows, x_NHE.stride(-3), heads, head_dim)
-
-
-def store(x_NHE: Tensor, stored: Tensor, places: Tensor) -> None:
-    """Copies each row's heads into `stored` [slots, heads, capacity, E].
-
-    Counted over all slots and heads, the first head goes to row places[n], each further one `capacity` rows on.
-    """
-    assert _library is not None
-    rows, heads, head_dim = x_NHE.shape
-    capacity = stored.shape[2]
-    _library.stepsaver_store(
-        x_NHE.data_ptr(), stored.data_ptr(), places.data_ptr(), rows, x_NHE.stride(0), heads, head_dim, capacity
-    )
-
-
 def can_attend(head_dim: int, length: int) -> bool:
     """Whether heads are of a width, and a context of a length, that the attention kernel is made for."""
     return head_dim % 8 == 0 and head_dim <= LONGEST_HEAD and length <= LONGEST_CONTEXT
 
 
-def attend(queries_NHE: Tensor, stored: Tensor, segments: Tensor) -> Tensor:
-    """Softmax attention of several samples over their slots of a layer's cache [slots, 2 K, capacity, E].
+def mix(
+    projected: Tensor, rotation: Tensor, stored: Tensor, places: Tensor | None, segments: Tensor | None
+) -> Tensor | None:
+    """Rotates packed rows in place, stores their keys and values in a layer's [slots, 2 K, capacity, E], and attends.
 
-    `segments`: per sample the first of its packed queries, the one behind its last, its slot, its rows of context.
+    A row [heads * E] holds its queries, and behind them its keys and values if they have places: counted over all heads
+    of all slots, the first head goes to row places[n], each further one `capacity` rows on. `rotation` is as
+    `models/rope.py` makes it. `segments`: per sample that attends, the first of its rows, the one behind its last, its
+    slot, and its rows of context. Returns the mixed queries, of other rows whatever happened to be in memory.
     """
     assert _library is not None
-    _, heads, head_dim = queries_NHE.shape
-    _, kv_rows, capacity, _ = stored.shape
-    out = queries_NHE.new_empty(queries_NHE.shape)
-    _library.stepsaver_attend(
-        queries_NHE.data_ptr(),
-        out.data_ptr(),
+    _, kv_rows, capacity, head_dim = stored.shape
+    rows, width = projected.shape
+    heads = width // head_dim - (0 if places is None else kv_rows)
+    assert rotation.numel() == rows * 2 * head_dim
+    assert projected.is_contiguous()
+    out = None if segments is None else projected.new_empty((rows, heads * head_dim))
+    _library.stepsaver_mix(
+        projected.data_ptr(),
+        None if out is None else out.data_ptr(),
+        rotation.data_ptr(),
         stored.data_ptr(),
-        segments.data_ptr(),
-        len(segments),
-        queries_NHE.stride(0),
+        None if places is None else places.data_ptr(),
+        None if segments is None else segments.data_ptr(),
+        rows,
+        0 if segments is None else len(segments),
         heads,
         kv_rows // 2,
         head_dim,

@@ -77,24 +77,6 @@ void stepsaver_silu_product(const float *gate_up, float *out, long rows, long wi
     }
 }
 
-void stepsaver_rotate(float *x, const float *rotation, long rows, long row_stride, long heads, long head_dim) {
-    const long half = head_dim / 2;
-#pragma omp parallel for if (rows * heads * head_dim > 4 * MANY)
-    for (long row = 0; row < rows; row++) {
-        const float *cosines = rotation + row * 2 * head_dim;
-        rows_of->rotate(x + row * row_stride, cosines, cosines + head_dim + half, heads, half);
-    }
-}
-
-void stepsaver_store(const float *x, float *stored, const int64_t *places, long rows, long row_stride, long heads,
-                     long head_dim, long capacity) {
-#pragma omp parallel for if (rows * heads * head_dim > 4 * MANY)
-    for (long row = 0; row < rows; row++)
-        for (long head = 0; head < heads; head++)
-            memcpy(stored + (places[row] + head * capacity) * head_dim, x + row * row_stride + head * head_dim,
-                   (size_t)head_dim * sizeof(float));
-}
-
 /* One sample's part of the packed queries: rows start to stop - 1 see the first `length` rows of a slot. */
 typedef struct {
     int64_t start, stop, slot, length;
@@ -116,21 +98,39 @@ static void attend_task(const float *queries, float *out, const float *stored, S
                     1.0f / sqrtf((float)head_dim));
 }
 
-void stepsaver_attend(const float *queries, float *out, const float *stored, const Segment *segments, long count,
-                      long query_stride, long heads, long kv_heads, long head_dim, long capacity) {
-    const long group = heads / kv_heads;
+/* Turns a projected row in place, its queries and its keys if it has any, and puts keys and values where they belong. */
+static void place_row(float *row, const float *rotation, float *stored, const int64_t *place, long heads, long kv_heads,
+                      long head_dim, long capacity) {
+    const long half = head_dim / 2;
+    rows_of->rotate(row, rotation, rotation + head_dim + half, heads + (place ? kv_heads : 0), half);
+    for (long head = 0; place && head < 2 * kv_heads; head++)
+        memcpy(stored + (*place + head * capacity) * head_dim, row + (heads + head) * head_dim,
+               (size_t)head_dim * sizeof(float));
+}
+
+void stepsaver_mix(float *projected, float *out, const float *rotation, float *stored, const int64_t *places,
+                   const Segment *segments, long rows, long count, long heads, long kv_heads, long head_dim,
+                   long capacity) {
+    const long group = heads / kv_heads, stride = (heads + (places ? 2 * kv_heads : 0)) * head_dim;
     long most_tiles = 0;
     for (long i = 0; i < count; i++) {
         const long tiles = ((segments[i].stop - segments[i].start) * group + TILE - 1) / TILE;
         if (tiles > most_tiles) most_tiles = tiles;
     }
-#pragma omp parallel for collapse(3) schedule(dynamic)
-    for (long i = 0; i < count; i++)
-        for (long kv_head = 0; kv_head < kv_heads; kv_head++)
-            for (long tile = 0; tile < most_tiles; tile++)
-                if (tile * TILE < (segments[i].stop - segments[i].start) * group)
-                    attend_task(queries, out, stored, segments[i], kv_head, tile, query_stride, heads, kv_heads,
-                                head_dim, capacity);
+#pragma omp parallel if (count > 0 || rows * stride > 4 * MANY)
+    {
+#pragma omp for
+        for (long row = 0; row < rows; row++)
+            place_row(projected + row * stride, rotation + row * 2 * head_dim, stored, places ? places + row : NULL,
+                      heads, kv_heads, head_dim, capacity);
+#pragma omp for collapse(3) schedule(dynamic)
+        for (long i = 0; i < count; i++)
+            for (long kv_head = 0; kv_head < kv_heads; kv_head++)
+                for (long tile = 0; tile < most_tiles; tile++)
+                    if (tile * TILE < (segments[i].stop - segments[i].start) * group)
+                        attend_task(projected, out, stored, segments[i], kv_head, tile, stride, heads, kv_heads,
+                                    head_dim, capacity);
+    }
 }
 
 /* Per row: the place of its largest number but the masked one, that number's share of the exponentials of all, and their

@@ -1,8 +1,8 @@
 """The network: pre-norm decoder layers whose parts return what they add to the residual stream.
 
 A layer knows neither its index nor that caches or reuse exist. Attention is split where the keys and values leave it:
-`project` gives queries, keys and values, somebody else mixes them, `finish` gives the delta. Shape letters, here and
-everywhere: N packed rows (leading dimensions in training), D hidden, H query heads, K key-value heads, E head
+`project` gives queries, keys and values, somebody else rotates and mixes them, `finish` gives the delta. Shape letters,
+here and everywhere: N packed rows (leading dimensions in training), D hidden, H query heads, K key-value heads, E head
 dimension, F width of the MLP, V vocabulary, L rows of context.
 """
 
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from stepsaver.engine import kernels
 from stepsaver.engine.models.config import ModelConfig
-from stepsaver.engine.models.linear import Linear
+from stepsaver.engine.models.linear import Linear, Slice
 from stepsaver.engine.models.rope import Rotation, rotate, rotation_table
 
 
 class Projection(NamedTuple):
     queries: Tensor  # [N, H, E]
-    keys_values: Tensor  # [N, 2 K, E]: the keys, and behind them the values
+    keys: Tensor  # [N, K, E]
+    values: Tensor
 
 
 class Norm(nn.Module):
@@ -59,7 +60,6 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
-        self.has_kernel = False
         self.query_width = config.heads * config.head_dim
         kv_width = config.kv_heads * config.head_dim
         self.query_rows = (0, self.query_width)
@@ -68,41 +68,23 @@ class Attention(nn.Module):
         self.qkv = Linear(config.hidden, self.query_width + 2 * kv_width, bias=config.qkv_bias)
         self.output = Linear(self.query_width, config.hidden, bias=config.output_bias)
 
-    def project(self, h_ND: Tensor, rotation: Rotation) -> Projection:
-        fused = self._heads(self.qkv.project(self.norm.scale(h_ND)))
-        if self.has_kernel:
-            kernels.rotate_(fused, rotation, self.heads + self.kv_heads)
-            return Projection(*fused.split_with_sizes((self.heads, 2 * self.kv_heads), -2))
-        queries, keys_values = fused.split_with_sizes((self.heads, 2 * self.kv_heads), -2)
-        return Projection(rotate(queries, rotation), self._rotate_keys(keys_values, rotation))
+    def project(self, h_ND: Tensor, rows: Slice | None = None) -> Tensor:
+        """Queries, keys and values side by side, or those of `query_rows` or `kv_rows` alone; not rotated yet."""
+        return self.qkv.project(self.norm.scale(h_ND), rows)
 
-    def project_queries(self, h_ND: Tensor, rotation: Rotation) -> Tensor:
-        queries = self._heads(self.qkv.project(self.norm.scale(h_ND), self.query_rows))
-        if self.has_kernel:
-            kernels.rotate_(queries, rotation, self.heads)
-            return queries
-        return rotate(queries, rotation)
+    def project_rotated(self, h_ND: Tensor, rotation: Rotation) -> Projection:
+        """Queries, keys and values as attention takes them: for those who mix without a cache."""
+        heads = self.project(h_ND).unflatten(-1, (-1, self.head_dim))
+        queries, keys, values = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), -2)
+        return Projection(rotate(queries, rotation), rotate(keys, rotation), values)
 
-    def project_keys_values(self, h_ND: Tensor, rotation: Rotation) -> Tensor:
-        return self._rotate_keys(self._heads(self.qkv.project(self.norm.scale(h_ND), self.kv_rows)), rotation)
-
-    def finish(self, mixed_NHE: Tensor) -> Tensor:
-        return self.output.project(mixed_NHE.flatten(-2))
+    def finish(self, mixed: Tensor) -> Tensor:
+        """The delta, from the mixed values of all heads side by side."""
+        return self.output.project(mixed)
 
     def prepare(self) -> None:
         self.qkv.prepare(self.query_rows, self.kv_rows, scale=self.norm.fold())
         self.output.prepare()
-        self.has_kernel = self.norm.has_kernel
-
-    def _rotate_keys(self, keys_values: Tensor, rotation: Rotation) -> Tensor:
-        if self.has_kernel:
-            kernels.rotate_(keys_values, rotation, self.kv_heads)
-            return keys_values
-        keys, values = keys_values.chunk(2, -2)
-        return torch.cat((rotate(keys, rotation), values), -2)
-
-    def _heads(self, projected: Tensor) -> Tensor:
-        return projected.view(*projected.shape[:-1], -1, self.head_dim)
 
 
 class Mlp(nn.Module):
