@@ -79,6 +79,14 @@ class StepPlan:
     def runs(self) -> tuple[LayerRun, ...]:
         return tuple(layer_runs(self.layers))
 
+    @cached_property
+    def run_everywhere(self) -> Rows:
+        """The rows whose MLP runs in every layer, the last one aside, behind which fewer rows go on."""
+        rows = self.window
+        for run in self.runs[:-1]:
+            rows &= run.rows.mlp
+        return rows
+
     def carried(self, layer: int) -> Rows:
         """The rows that have a hidden state behind this layer's keys and values."""
         return self.reads if layer == len(self.layers) - 1 else self.window
@@ -111,17 +119,20 @@ class StepPlan:
 
     def within(self, rows: Rows) -> "StepPlan":
         """The plan without the rows outside `rows`. Rows left out keep the keys and values that they have."""
-        if is_subset(self.window, rows):
-            return self
-        return replace(
-            self,
-            kind="sub" if self.window & rows else "reused",
-            window=self.window & rows,
-            reads=self.reads & rows,
-            layers=tuple(
-                layer for run in self.runs for layer in (LayerRows(*(part & rows for part in run.rows)),) * run.length
-            ),
-        )
+        return self if is_subset(self.window, rows) else _within(self, self.window & rows)
+
+
+@lru_cache(maxsize=4096)  # the same plans come again and again, and one that is kept has counted its rows already
+def _within(plan: StepPlan, rows: Rows) -> StepPlan:
+    return replace(
+        plan,
+        kind="sub" if rows else "reused",
+        window=rows,
+        reads=plan.reads & rows,
+        layers=tuple(
+            layer for run in plan.runs for layer in (LayerRows(*(part & rows for part in run.rows)),) * run.length
+        ),
+    )
 
 
 def layer_runs(layers: Sequence[LayerRows]) -> Iterator[LayerRun]:

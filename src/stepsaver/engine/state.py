@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepsaver.engine.decoding import Decoding
-from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.plan import LayerRun, StepPlan
 from stepsaver.engine.rows import NO_ROWS, Rows, first_row, row_index, rows_between
 from stepsaver.engine.trace import SampleStep
 
@@ -57,6 +57,7 @@ class OptionScores(NamedTuple):
 class Stamps(NamedTuple):
     """Per layer and row, the token that the row had when this was last computed."""
 
+    parts: NDArray[np.int64]  # all three, one behind the other
     attention: NDArray[np.int64]
     keys_values: NDArray[np.int64]
     mlp: NDArray[np.int64]
@@ -74,6 +75,7 @@ class RowHistory(NamedTuple):
 class Ages(NamedTuple):
     """Per layer and row, how many steps in a row the part's delta has been reused."""
 
+    parts: NDArray[np.int64]  # both, one behind the other
     attention: NDArray[np.int64]
     mlp: NDArray[np.int64]
 
@@ -133,19 +135,29 @@ class BlockState:
         history.last_run[row_index(plan.window)] = self.steps
         if plan.kind == "full":
             self.drift_since_full = 0.0
-        everywhere = plan.window
-        for rows in plan.layers[:-1]:
-            everywhere &= rows.mlp
-        history.drift_since_run[row_index(everywhere)] = 0.0
-        for first, last, rows in plan.runs:
-            for stamps, ran in zip(self.stamps, rows, strict=True):
-                index = row_index(ran)
-                stamps[first:last, index] = self.tokens[index]
-            for ages, ran in zip(self.ages, (rows.attention, rows.mlp), strict=True):
-                reused = row_index(plan.carried(last - 1) & ~ran)
-                if len(reused):
-                    ages[first:last, reused] += 1
-                ages[first:last, row_index(ran)] = 0
+        history.drift_since_run[row_index(plan.run_everywhere)] = 0.0
+        for run in plan.runs:
+            self._stamp(run)
+            self._age(run, plan.carried(run.last - 1))
+
+    def _stamp(self, run: LayerRun) -> None:
+        layers, rows = slice(run.first, run.last), run.rows
+        if rows.attention == rows.keys_values == rows.mlp:  # as in most runs: one write instead of three
+            index = row_index(rows.mlp)
+            self.stamps.parts[:, layers, index] = self.tokens[index]
+            return
+        for stamps, ran in zip(self.stamps.parts, rows, strict=True):
+            index = row_index(ran)
+            stamps[layers, index] = self.tokens[index]
+
+    def _age(self, run: LayerRun, carried: Rows) -> None:
+        layers = slice(run.first, run.last)
+        if run.rows.attention == run.rows.mlp == carried:
+            self.ages.parts[:, layers, row_index(carried)] = 0
+            return
+        for ages, ran in zip(self.ages.parts, (run.rows.attention, run.rows.mlp), strict=True):
+            ages[layers, row_index(carried & ~ran)] += 1
+            ages[layers, row_index(ran)] = 0
 
 
 def new_block(start: int, given: tuple[int, ...], *, decoding: Decoding, layers: int) -> BlockState:
@@ -160,8 +172,8 @@ def new_block(start: int, given: tuple[int, ...], *, decoding: Decoding, layers:
         tokens=tokens,
         masked=rows_between(len(given), size),
         sealed=NO_ROWS,
-        stamps=Stamps(*stamps),
-        ages=Ages(*ages),
+        stamps=Stamps(stamps, *stamps),
+        ages=Ages(ages, *ages),
         proposed=np.full(size, decoding.mask_id, dtype=np.int64),
         confidence=np.full(size, np.nan),
         history=RowHistory(
