@@ -18,7 +18,28 @@ const char stepsaver_source[] = SOURCE_HASH;
 #define LONGEST_HEAD 256
 const long stepsaver_longest_context = LONGEST_CONTEXT, stepsaver_longest_head = LONGEST_HEAD;
 
-#define TILE 16 /* queries that are attended together */
+#define TILE 24    /* queries that one thread attends at a time */
+#define TOGETHER 6 /* queries whose results fill the registers */
+#define CHUNK 16   /* keys whose scores fill them */
+
+/* calls a function with a number of queries that the compiler knows */
+#define FOR_COUNT(count, function, ...)          \
+    switch (count) {                             \
+    case 1: function(__VA_ARGS__, 1); break;     \
+    case 2: function(__VA_ARGS__, 2); break;     \
+    case 3: function(__VA_ARGS__, 3); break;     \
+    case 4: function(__VA_ARGS__, 4); break;     \
+    case 5: function(__VA_ARGS__, 5); break;     \
+    default: function(__VA_ARGS__, TOGETHER);    \
+    }
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define UNROLLED _Pragma("unroll")
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Mask){__VA_ARGS__})
+#define UNROLLED _Pragma("GCC unroll 8")
+#endif
 
 typedef float Lanes __attribute__((vector_size(32)));
 typedef int32_t Mask __attribute__((vector_size(32))); /* all bits of a lane where a comparison holds */
@@ -82,13 +103,14 @@ typedef struct {
     int64_t start, stop, slot, length;
 } Segment;
 
-static void attend_task(const float *queries, float *out, const float *stored, Segment segment, long kv_head, long tile,
+/* Attends the queries from `first` on, at most TILE of them, of a sample's heads that share a key-value head. */
+static void attend_task(const float *queries, float *out, const float *stored, Segment segment, long kv_head, long first,
                         long query_stride, long heads, long kv_heads, long head_dim, long capacity) {
     const long rows = segment.stop - segment.start, group = heads / kv_heads;
     const float *of_tile[TILE];
     float *to_tile[TILE];
     long count = 0;
-    for (long query = tile * TILE; query < rows * group && count < TILE; query++, count++) {
+    for (long query = first; query < rows * group && count < TILE; query++, count++) {
         const long row = segment.start + query % rows, head = kv_head * group + query / rows;
         of_tile[count] = queries + row * query_stride + head * head_dim;
         to_tile[count] = out + (row * heads + head) * head_dim;
@@ -112,10 +134,10 @@ void stepsaver_mix(float *projected, float *out, const float *rotation, float *s
                    const Segment *segments, long rows, long count, long heads, long kv_heads, long head_dim,
                    long capacity) {
     const long group = heads / kv_heads, stride = (heads + (places ? 2 * kv_heads : 0)) * head_dim;
-    long most_tiles = 0;
+    long most_queries = 0;
     for (long i = 0; i < count; i++) {
-        const long tiles = ((segments[i].stop - segments[i].start) * group + TILE - 1) / TILE;
-        if (tiles > most_tiles) most_tiles = tiles;
+        const long queries = (segments[i].stop - segments[i].start) * group;
+        if (queries > most_queries) most_queries = queries;
     }
 #pragma omp parallel if (count > 0 || rows * stride > 4 * MANY)
     {
@@ -126,9 +148,9 @@ void stepsaver_mix(float *projected, float *out, const float *rotation, float *s
 #pragma omp for collapse(3) schedule(dynamic)
         for (long i = 0; i < count; i++)
             for (long kv_head = 0; kv_head < kv_heads; kv_head++)
-                for (long tile = 0; tile < most_tiles; tile++)
-                    if (tile * TILE < (segments[i].stop - segments[i].start) * group)
-                        attend_task(projected, out, stored, segments[i], kv_head, tile, stride, heads, kv_heads,
+                for (long first = 0; first < most_queries; first += TILE)
+                    if (first < (segments[i].stop - segments[i].start) * group)
+                        attend_task(projected, out, stored, segments[i], kv_head, first, stride, heads, kv_heads,
                                     head_dim, capacity);
     }
 }

@@ -4,11 +4,19 @@ static ALWAYS_INLINE Lanes OF(choose)(Mask where, Lanes yes, Lanes no) {
     return (Lanes)((where & (Mask)yes) | (~where & (Mask)no));
 }
 
+static ALWAYS_INLINE Lanes OF(load)(const float *from) {
+    Lanes loaded;
+    memcpy(&loaded, from, sizeof loaded);
+    return loaded;
+}
+
+static ALWAYS_INLINE void OF(store)(float *to, Lanes lanes) { memcpy(to, &lanes, sizeof lanes); }
+
 /* e^x to two units in the last place, of x between -87 and 88 or the nearer of the two; NaN stays NaN */
 static ALWAYS_INLINE Lanes OF(exp)(Lanes x) {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which its last bits then are */
-    x = OF(choose)(x < -87.0f, x * 0.0f - 87.0f, x);
-    x = OF(choose)(x > 88.0f, x * 0.0f + 88.0f, x);
+    x = OF(choose)(x < -87.0f, (Lanes){0} - 87.0f, x);
+    x = OF(choose)(x > 88.0f, (Lanes){0} + 88.0f, x);
     const Lanes rounded = x * 1.44269504f + shift, n = rounded - shift;
     const Lanes r = x - n * 0.693359375f - n * -2.12194440e-4f;
     Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -52,8 +60,7 @@ static float OF(largest)(const float *x, long width) {
     Lanes most = {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY};
     long i = 0;
     for (; i + 8 <= width; i += 8) {
-        Lanes next;
-        memcpy(&next, x + i, sizeof next);
+        const Lanes next = OF(load)(x + i);
         most = OF(choose)(next > most, next, most);
     }
     float result = -INFINITY;
@@ -66,8 +73,7 @@ static Sums OF(sums_of)(const float *x, long width, float most) {
     Lanes plain = {0}, exponentials = {0};
     long i = 0;
     for (; i + 8 <= width; i += 8) {
-        Lanes next;
-        memcpy(&next, x + i, sizeof next);
+        const Lanes next = OF(load)(x + i);
         plain += next;
         exponentials += OF(exp)(next - most);
     }
@@ -94,59 +100,111 @@ static void OF(rotate_row)(float *restrict x, const float *restrict cosines, con
         }
 }
 
-/* Softmax attention of up to 8 * vectors queries over the same keys and values. The queries are the lanes of vectors, so
- * that a query's result does not depend on the others, and keys and values are read as they lie in the cache. */
-static ALWAYS_INLINE void OF(attend_lanes)(const float *const *queries, float *const *outs, long count,
-                                           const float *keys, const float *values, long length, long head_dim,
-                                           float scale, const int vectors) {
-    const int together = 8 / vectors; /* keys, or columns of the values, per pass over the lanes: they fill the registers */
-    Lanes lanes[2][LONGEST_HEAD], scores[2][LONGEST_CONTEXT];
-    for (long lane = 0; lane < 8 * vectors; lane++) {
-        const float *query = queries[lane < count ? lane : 0];
-        for (long e = 0; e < head_dim; e++) lanes[lane / 8][e][lane % 8] = query[e] * scale;
+/* Turns over the 8 x 8 numbers of 8 rows that lie `stride` apart; the columns go to rows CHUNK apart. */
+static ALWAYS_INLINE void OF(turn_over)(const float *from, long stride, float *to) {
+    Lanes r[8], pairs[8], fours[8];
+    UNROLLED for (int i = 0; i < 8; i++) r[i] = OF(load)(from + i * stride);
+    UNROLLED for (int i = 0; i < 8; i += 2) {
+        pairs[i] = SHUFFLE(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        pairs[i + 1] = SHUFFLE(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
     }
-    long l = 0;
-    for (; l + together <= length; l += together) {
-        Lanes sums[2][8] = {{{0}}};
-        for (long e = 0; e < head_dim; e++)
-            for (int i = 0; i < together; i++)
-                for (int v = 0; v < vectors; v++) sums[v][i] += lanes[v][e] * keys[(l + i) * head_dim + e];
-        for (int v = 0; v < vectors; v++)
-            for (int i = 0; i < together; i++) scores[v][l + i] = sums[v][i];
-    }
-    for (; l < length; l++)
-        for (int v = 0; v < vectors; v++) {
-            Lanes sum = {0};
-            for (long e = 0; e < head_dim; e++) sum += lanes[v][e] * keys[l * head_dim + e];
-            scores[v][l] = sum;
+    UNROLLED for (int i = 0; i < 8; i += 4)
+        UNROLLED for (int j = 0; j < 2; j++) {
+            fours[i + 2 * j] = SHUFFLE(pairs[i + j], pairs[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            fours[i + 2 * j + 1] = SHUFFLE(pairs[i + j], pairs[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
-    Lanes shares[2];
-    for (int v = 0; v < vectors; v++) {
-        Lanes most = scores[v][0], total = {0};
-        for (l = 1; l < length; l++) most = OF(choose)(scores[v][l] > most, scores[v][l], most);
-        for (l = 0; l < length; l++) {
-            scores[v][l] = OF(exp)(scores[v][l] - most);
-            total += scores[v][l];
-        }
-        shares[v] = 1.0f / total;
-    }
-    for (long e = 0; e < head_dim; e += together) {
-        Lanes sums[2][8] = {{{0}}};
-        for (l = 0; l < length; l++)
-            for (int i = 0; i < together; i++)
-                for (int v = 0; v < vectors; v++) sums[v][i] += scores[v][l] * values[l * head_dim + e + i];
-        for (int v = 0; v < vectors; v++)
-            for (int i = 0; i < together; i++) {
-                const Lanes mixed = sums[v][i] * shares[v];
-                for (long lane = 0; lane < 8 && 8 * v + lane < count; lane++) outs[8 * v + lane][e + i] = mixed[lane];
-            }
+    UNROLLED for (int i = 0; i < 4; i++) {
+        OF(store)(to + i * CHUNK, SHUFFLE(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+        OF(store)(to + (i + 4) * CHUNK, SHUFFLE(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
     }
 }
 
+/* The products of some queries with a chunk of keys, which lie turned over; a row of `scores` is one query's. */
+static ALWAYS_INLINE void OF(score)(const float *const *queries, float *scores, const float *turned, long head_dim,
+                                    const int count) {
+    Lanes low[TOGETHER] = {{0}}, high[TOGETHER] = {{0}};
+    for (long e = 0; e < head_dim; e++) {
+        const Lanes first = OF(load)(turned + e * CHUNK), second = OF(load)(turned + e * CHUNK + 8);
+        UNROLLED for (int i = 0; i < count; i++) {
+            low[i] += queries[i][e] * first;
+            high[i] += queries[i][e] * second;
+        }
+    }
+    UNROLLED for (int i = 0; i < count; i++) {
+        OF(store)(scores + i * LONGEST_CONTEXT, low[i]);
+        OF(store)(scores + i * LONGEST_CONTEXT + 8, high[i]);
+    }
+}
+
+/* A query's scores become shares of a sum, which is returned. They are whole vectors, those behind the keys -infinity. */
+static float OF(exponentials)(float *scores, long length, float scale) {
+    const float most = OF(largest)(scores, length);
+    Lanes total = {0};
+    for (long l = 0; l < length; l += 8) {
+        const Lanes share = OF(exp)((OF(load)(scores + l) - most) * scale);
+        total += share;
+        OF(store)(scores + l, share);
+    }
+    float sum = 0.0f;
+    for (int lane = 0; lane < 8; lane++) sum += total[lane];
+    return sum;
+}
+
+/* The values, 16 columns of them or 8, weighted by some queries' shares. */
+static ALWAYS_INLINE void OF(blend)(const float *shares, const float *sums, float *const *outs, const float *values,
+                                    long length, long head_dim, long column, const int columns, const int count) {
+    Lanes low[TOGETHER] = {{0}}, high[TOGETHER] = {{0}};
+    for (long l = 0; l < length; l++) {
+        const float *row = values + l * head_dim + column;
+        const Lanes first = OF(load)(row), second = columns > 8 ? OF(load)(row + 8) : first;
+        UNROLLED for (int i = 0; i < count; i++) {
+            low[i] += shares[i * LONGEST_CONTEXT + l] * first;
+            if (columns > 8) high[i] += shares[i * LONGEST_CONTEXT + l] * second;
+        }
+    }
+    UNROLLED for (int i = 0; i < count; i++) {
+        OF(store)(outs[i] + column, low[i] / sums[i]);
+        if (columns > 8) OF(store)(outs[i] + column + 8, high[i] / sums[i]);
+    }
+}
+
+static ALWAYS_INLINE void OF(blend_all)(const float *shares, const float *sums, float *const *outs, const float *values,
+                                        long length, long head_dim, const int count) {
+    long column = 0;
+    for (; column + 16 <= head_dim; column += 16)
+        OF(blend)(shares, sums, outs, values, length, head_dim, column, 16, count);
+    if (column < head_dim) OF(blend)(shares, sums, outs, values, length, head_dim, column, 8, count);
+}
+
+/* Softmax attention of some queries over the same keys and values, which are read as they lie in the cache. Keys, then
+ * columns of the values, are the lanes of vectors; up to TOGETHER queries share what is loaded. No query's result depends
+ * on the others, nor on how many there are. */
 static void OF(attend_tile)(const float *const *queries, float *const *outs, long count, const float *keys,
                             const float *values, long length, long head_dim, float scale) {
-    if (count > 8)
-        OF(attend_lanes)(queries, outs, count, keys, values, length, head_dim, scale, 2);
-    else
-        OF(attend_lanes)(queries, outs, count, keys, values, length, head_dim, scale, 1);
+    float scores[TILE * LONGEST_CONTEXT], turned[LONGEST_HEAD * CHUNK], last[LONGEST_HEAD * CHUNK], sums[TILE];
+    const long groups = (count + TOGETHER - 1) / TOGETHER, together = (count + groups - 1) / groups;
+    for (long l = 0; l < length; l += CHUNK) {
+        const float *chunk = keys + l * head_dim;
+        if (length - l < CHUNK) {
+            memset(last, 0, (size_t)(CHUNK * head_dim) * sizeof(float));
+            chunk = memcpy(last, chunk, (size_t)((length - l) * head_dim) * sizeof(float));
+        }
+        for (long half = 0; half < CHUNK; half += 8)
+            for (long e = 0; e < head_dim; e += 8)
+                OF(turn_over)(chunk + half * head_dim + e, head_dim, turned + e * CHUNK + half);
+        for (long i = 0; i < count; i += together) {
+            float *to = scores + i * LONGEST_CONTEXT + l;
+            FOR_COUNT(count - i < together ? count - i : together, OF(score), queries + i, to, turned, head_dim)
+        }
+    }
+    const long vectors = (length + 7) / 8 * 8;
+    for (long i = 0; i < count; i++) {
+        for (long l = length; l < vectors; l++) scores[i * LONGEST_CONTEXT + l] = -INFINITY;
+        sums[i] = OF(exponentials)(scores + i * LONGEST_CONTEXT, vectors, scale);
+    }
+    for (long i = 0; i < count; i += together) {
+        const float *shares = scores + i * LONGEST_CONTEXT;
+        FOR_COUNT(count - i < together ? count - i : together, OF(blend_all), shares, sums + i, outs + i, values, length,
+                  head_dim)
+    }
 }
