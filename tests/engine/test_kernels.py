@@ -41,6 +41,17 @@ def test_rows_are_scaled_like_the_norm(rows: int, width: int, seed: int, spread:
 
 
 @built
+@settings(max_examples=40, deadline=None)
+@given(rows=sizes, width=widths, seed=seeds)
+def test_what_is_added_before_scaling_stays_in_the_rows(rows: int, width: int, seed: int) -> None:
+    x, added = numbers(seed, rows, width), numbers(seed + 1, rows, width)
+    total = x + added
+    scaled = kernels.scale_rows(x, 1e-6, added)
+    assert torch.equal(x, total)
+    assert torch.equal(scaled, kernels.scale_rows(total, 1e-6))
+
+
+@built
 @settings(max_examples=60, deadline=None)
 @given(rows=sizes, width=widths, seed=seeds, spread=st.sampled_from([0.1, 3.0, 40.0, 200.0]))
 def test_activation_is_silu_times_up(rows: int, width: int, seed: int, spread: float) -> None:

@@ -60,6 +60,36 @@ class Executed:
         self.mlp_layers += 1
 
 
+class Stream:
+    """The residual stream of the rows that are carried: their hidden states, and a delta still to be added to all.
+
+    Adding it is left to the norm of the next part, which reads every row anyway.
+    """
+
+    def __init__(self, h_ND: Tensor) -> None:
+        self.h_ND = h_ND
+        self.pending: Tensor | None = None
+
+    def take(self) -> tuple[Tensor, Tensor | None]:
+        """The hidden states, and the delta that the caller promises to add to them in place."""
+        pending, self.pending = self.pending, None
+        return self.h_ND, pending
+
+    def settled(self) -> Tensor:
+        """The hidden states with everything added."""
+        if self.pending is not None:
+            self.h_ND += self.pending
+            self.pending = None
+        return self.h_ND
+
+    def add(self, delta: Tensor, rows: Subset) -> None:
+        self.settled()
+        if rows.places is None:
+            self.pending = delta
+        else:
+            self.h_ND.index_add_(0, rows.places, delta)
+
+
 class StepOutput(NamedTuple):
     logits: Tensor  # [rows read, V], sample by sample, in row order
     executed: Executed
@@ -79,7 +109,8 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
     drift = None
     if memory.probe_layers and memory.deltas is not None:
         drift = torch.zeros(len(rows.tokens), dtype=torch.float32, device=model.device)
-    h_ND = model.embedding(rows.tokens)
+    stream = Stream(model.embedding(rows.tokens))
+    layers = tuple(model.layers)
     first = 0
     while first < model.config.layers:
         last = run_end(steps, first)
@@ -92,36 +123,39 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
             deltas=memory.deltas,
         )
         for index in range(first, last):
-            layer = model.layers[index]
+            layer = layers[index]
             assert isinstance(layer, Layer)
-            h_ND = _run_layer(layer, index, h_ND, run, memory, executed, drift, steps)
+            _run_layer(layer, index, stream, run, memory, executed, drift, steps)
         if ask is not None and any(step.plan.ask_after == last - 1 for step in steps):
             assert drift is not None, "a plan asks for a drift that nobody measures"
             steps = ask(steps, drift)
         first = last
+    h_ND, pending = stream.take()
     executed.head += h_ND.shape[0]
-    logits = model.logits(h_ND) if h_ND.shape[0] else h_ND.new_empty((0, model.config.vocab))
+    logits = model.logits(h_ND, pending) if h_ND.shape[0] else h_ND.new_empty((0, model.config.vocab))
     return StepOutput(logits, executed, drift, steps)
 
 
 def _run_layer(
     layer: Layer,
     index: int,
-    h_ND: Tensor,
+    stream: Stream,
     run: PackedRun,
     memory: Memory,
     executed: Executed,
     drift_N: Tensor | None,
     steps: Sequence[Step],
-) -> Tensor:
+) -> None:
     """One layer: rewrite keys and values, mix, add the deltas that ran and those that are reused."""
     attention, cache = layer.attention, memory.cache
     mixed = None
     if run.is_fused:
-        projected = attention.project(h_ND)
+        h_ND, pending = stream.take()
+        projected = attention.project(h_ND, added=pending)
         mixed = mix(projected, run.query_rotation, cache, index, places=run.places, attending=run.attending)
         executed.count_keys_values(projected.shape[0])
     else:
+        h_ND = stream.settled()
         if run.places is not None:
             projected = attention.project(run.keys_values.select(h_ND), attention.kv_rows)
             mix(projected, run.keys_values_rotation, cache, index, places=run.places)
@@ -130,7 +164,7 @@ def _run_layer(
             projected = attention.project(run.queries.select(h_ND), attention.query_rows)
             mixed = mix(projected, run.query_rotation, cache, index, attending=run.attending)
         if run.kept is not None:
-            h_ND = h_ND[run.kept]
+            stream.h_ND = h_ND[run.kept]
     deltas = None if memory.deltas is None else memory.deltas.by_layer.get(index)
     delta = None
     if mixed is not None:
@@ -139,36 +173,30 @@ def _run_layer(
         if memory.observe is not None:
             memory.observe(index, "attention", delta, steps)
     probe = drift_N if index in memory.probe_layers else None
-    _add(h_ND, delta, run.attention, None if deltas is None else deltas.attention, probe)
+    _add(stream, delta, run.attention, None if deltas is None else deltas.attention, probe)
     delta = None
     if run.mlp.ran.size:
-        chosen = run.mlp.ran.select(h_ND)
-        delta = layer.mlp(chosen)
-        executed.count_mlp(chosen.shape[0])
+        if run.mlp.ran.places is None:
+            delta = layer.mlp(*stream.take())
+        else:
+            delta = layer.mlp(run.mlp.ran.select(stream.settled()))
+        executed.count_mlp(delta.shape[0])
         if memory.observe is not None:
             memory.observe(index, "mlp", delta, steps)
-    _add(h_ND, delta, run.mlp, None if deltas is None else deltas.mlp, probe)
-    return h_ND
+    _add(stream, delta, run.mlp, None if deltas is None else deltas.mlp, probe)
 
 
-def _add(h_ND: Tensor, delta: Tensor | None, part: Part, stored: Tensor | None, drift_N: Tensor | None) -> None:
+def _add(stream: Stream, delta: Tensor | None, part: Part, stored: Tensor | None, drift_N: Tensor | None) -> None:
     """Adds a part's delta to the rows that ran and, from the cache, to those that did not; keeps what ran."""
     if delta is not None:
-        if part.ran.places is None:
-            h_ND += delta
-        else:
-            h_ND.index_add_(0, part.ran.places, delta)
+        stream.add(delta, part.ran)
         if stored is not None:
             if drift_N is not None:
                 _measure_drift(drift_N, delta, stored[part.ran_delta_index], part.ran)
             stored.index_copy_(0, part.ran_delta_index, delta)
     if part.reused.size:
         assert stored is not None, "a plan reuses a layer whose deltas nobody keeps"
-        cached = stored[part.reused_delta_index]
-        if part.reused.places is None:
-            h_ND += cached
-        else:
-            h_ND.index_add_(0, part.reused.places, cached)
+        stream.add(stored[part.reused_delta_index], part.reused)
 
 
 def _measure_drift(drift_N: Tensor, delta: Tensor, before: Tensor, rows: Subset) -> None:

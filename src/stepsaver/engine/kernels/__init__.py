@@ -15,7 +15,7 @@ import torch  # before the kernels, which then share its threads if it uses the 
 from torch import Tensor
 
 SIGNATURES = {
-    "stepsaver_scale_rows": (c_void_p, c_void_p, c_long, c_long, c_float),
+    "stepsaver_scale_rows": (c_void_p, c_void_p, c_void_p, c_long, c_long, c_float),
     "stepsaver_silu_product": (c_void_p, c_void_p, c_long, c_long),
     "stepsaver_mix": (*[c_void_p] * 6, *[c_long] * 6),
     "stepsaver_most_likely": (c_void_p, c_void_p, c_long, c_long, c_long),
@@ -75,14 +75,25 @@ def serve(dtype: torch.dtype, device: torch.device) -> bool:
     return _library is not None and dtype == torch.float32 and device.type == "cpu"
 
 
-def scale_rows(x_ND: Tensor, floor_squared: float) -> Tensor:
-    """Each row divided by the square root of the sum of its squares and `floor_squared`."""
+def scale_rows(x_ND: Tensor, floor_squared: float, added: Tensor | None = None) -> Tensor:
+    """Each row divided by the square root of the sum of its squares and `floor_squared`.
+
+    With `added`, this is added to the rows first, in place.
+    """
     assert _library is not None
     assert x_ND.dtype == torch.float32
-    x_ND = x_ND.contiguous()
+    assert x_ND.is_contiguous()
+    assert added is None or (added.is_contiguous() and added.shape == x_ND.shape)
     out = torch.empty_like(x_ND)
     width = x_ND.shape[-1]
-    _library.stepsaver_scale_rows(x_ND.data_ptr(), out.data_ptr(), x_ND.numel() // width, width, floor_squared)
+    _library.stepsaver_scale_rows(
+        x_ND.data_ptr(),
+        None if added is None else added.data_ptr(),
+        out.data_ptr(),
+        x_ND.numel() // width,
+        width,
+        floor_squared,
+    )
     return out
 
 

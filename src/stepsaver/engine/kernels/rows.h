@@ -28,10 +28,13 @@ static ALWAYS_INLINE Lanes OF(exp)(Lanes x) {
     return p * (Lanes)(((Mask)rounded + 127) << 23);
 }
 
-static void OF(scale_row)(const float *restrict x, float *restrict out, long width, float floor_squared) {
+static void OF(scale_row)(float *restrict x, const float *restrict added, float *restrict out, long width,
+                          float floor_squared) {
     float sums[32] = {0};
     long i = 0;
-    for (; i + 32 <= width; i += 32)
+    if (added)
+        for (; i < width; i++) x[i] += added[i];
+    for (i = 0; i + 32 <= width; i += 32)
         for (long j = 0; j < 32; j++) sums[j] += x[i + j] * x[i + j];
     for (; i < width; i++) sums[i % 32] += x[i] * x[i];
     for (long half = 16; half > 0; half /= 2)

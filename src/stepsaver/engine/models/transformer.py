@@ -38,9 +38,12 @@ class Norm(nn.Module):
         self.floor: Tensor | None = None  # sqrt(w eps), once prepared
         self.has_kernel = False
 
-    def scale(self, h_ND: Tensor) -> Tensor:
+    def scale(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
+        """The rows, scaled. With `added`, this is added to them first, in place: a kernel does both at once."""
         if self.has_kernel:
-            return kernels.scale_rows(h_ND, h_ND.shape[-1] * self.eps)
+            return kernels.scale_rows(h_ND, h_ND.shape[-1] * self.eps, added)
+        if added is not None:
+            h_ND += added
         if self.floor is None:
             return F.rms_norm(h_ND, (h_ND.shape[-1],), self.weight, self.eps)
         lengths = torch.linalg.vector_norm(h_ND, dim=-1, keepdim=True)
@@ -68,9 +71,9 @@ class Attention(nn.Module):
         self.qkv = Linear(config.hidden, self.query_width + 2 * kv_width, bias=config.qkv_bias)
         self.output = Linear(self.query_width, config.hidden, bias=config.output_bias)
 
-    def project(self, h_ND: Tensor, rows: Slice | None = None) -> Tensor:
+    def project(self, h_ND: Tensor, rows: Slice | None = None, added: Tensor | None = None) -> Tensor:
         """Queries, keys and values side by side, or those of `query_rows` or `kv_rows` alone; not rotated yet."""
-        return self.qkv.project(self.norm.scale(h_ND), rows)
+        return self.qkv.project(self.norm.scale(h_ND, added), rows)
 
     def project_rotated(self, h_ND: Tensor, rotation: Rotation) -> Projection:
         """Queries, keys and values as attention takes them: for those who mix without a cache."""
@@ -97,8 +100,8 @@ class Mlp(nn.Module):
         self.gate_up = Linear(config.hidden, 2 * config.mlp, bias=config.mlp_bias)
         self.down = Linear(config.mlp, config.hidden, bias=config.mlp_bias)
 
-    def forward(self, h_ND: Tensor) -> Tensor:
-        fused = self.gate_up.project(self.norm.scale(h_ND))
+    def forward(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
+        fused = self.gate_up.project(self.norm.scale(h_ND, added))
         if self.has_kernel:
             return self.down.project(kernels.silu_product(fused))
         gate, up = fused.chunk(2, -1)
@@ -144,8 +147,8 @@ class Transformer(nn.Module):
         table = rotation_table(config.rope, head_dim=config.head_dim, positions=positions, dtype=self.dtype)
         return table.to(self.device)
 
-    def logits(self, h_ND: Tensor) -> Tensor:
-        return self.head.project(self.norm.scale(h_ND))
+    def logits(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
+        return self.head.project(self.norm.scale(h_ND, added))
 
     def prepare(self) -> "Transformer":
         """Freezes the weights for inference. On a CPU, in single or double precision, it copies them into a form that
