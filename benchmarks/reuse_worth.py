@@ -37,6 +37,9 @@ def configurations() -> dict[str, Config]:
     window = ("previous_row:refresh=block", "trim:level=changed")
     configs["window + trim + delta k2_first"] = Config((*window, "layer_reuse:k=2,layers=first,mode=delta"))
     configs["window + trim + mlp k2_first"] = Config((*window, "layer_reuse:k=2,layers=first,mode=mlp"))
+    bound = ("previous_row:refresh=block", "trim:level=changed,settle=0")  # the rows that must run, and no other
+    configs["bound: changed and read rows"] = Config(bound)
+    configs["bound: and mlp k3_all"] = Config((*bound, "layer_reuse:k=3,layers=all,mode=mlp"))
     configs["window + trim + adaptive_steps"] = Config(window, "adaptive_steps:margin=0.3,max_rows=2")
     for threshold in (0.8, 0.7, 0.5):
         configs[f"control: threshold {threshold}"] = Config((), f"threshold:threshold={threshold}")

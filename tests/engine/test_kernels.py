@@ -144,6 +144,25 @@ def test_attention_is_that_of_each_sample_alone(
 
 
 @built
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 40), group=st.integers(1, 3), length=st.integers(1, 90), seed=seeds)
+def test_a_query_is_mixed_bit_for_bit_alike_alone_and_among_others(
+    rows: int, group: int, length: int, seed: int
+) -> None:
+    kv_heads, width = 2, 24
+    stored = numbers(seed, 1, 2 * kv_heads, 96, width, spread=1.0)
+    projected = numbers(seed + 1, rows, kv_heads * group * width)
+    rotation = rotations(rows, width, seed)
+    mixed = kernels.mix(projected.clone(), rotation, stored, None, torch.tensor([[0, rows, 0, length]]))
+    assert mixed is not None
+    for row in range(0, rows, 3):
+        one = slice(row, row + 1)
+        alone = kernels.mix(projected[one].clone(), rotation[one], stored, None, torch.tensor([[0, 1, 0, length]]))
+        assert alone is not None
+        assert torch.equal(alone[0], mixed[row])
+
+
+@built
 @settings(max_examples=80, deadline=None)
 @given(rows=st.integers(1, 20), width=st.integers(2, 300), data=st.data(), seed=seeds)
 def test_most_likely_is_the_first_best_but_the_mask(rows: int, width: int, data: st.DataObject, seed: int) -> None:

@@ -1,12 +1,11 @@
 """From the name of a model to a folder: `embedded`, a local folder, or a hub id. Nothing else of the hub is used."""
 
-import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.models.config import read_json
 from stepsaver.evaluation.embedded import MODEL_FOLDER
 
 EMBEDDED = "embedded"
@@ -69,28 +68,16 @@ def read_mask_id(folder: Path) -> int | None:
 def _added_tokens(folder: Path) -> dict[str, int]:
     """Tokens beyond the base vocabulary, from each of the places where a tokenizer may keep them."""
     found: dict[str, int] = {}
-    for token, index in _read(folder / "added_tokens.json").items():
+    for token, index in read_json(folder / "added_tokens.json").items():
         found[token] = int(index)
-    for entry in _read(folder / "tokenizer.json").get("added_tokens", []):
+    for entry in read_json(folder / "tokenizer.json").get("added_tokens", []):
         found[entry["content"]] = int(entry["id"])
-    for index, entry in _read(folder / "tokenizer_config.json").get("added_tokens_decoder", {}).items():
+    for index, entry in read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {}).items():
         found[entry["content"]] = int(index)
     return found
 
 
 def _named_mask(folder: Path) -> str:
     """What the tokenizer's configuration calls its mask token, if it has one."""
-    named = _read(folder / "tokenizer_config.json").get("mask_token") or ""
+    named = read_json(folder / "tokenizer_config.json").get("mask_token") or ""
     return named["content"] if isinstance(named, dict) else named
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} holds {type(content).__name__}, expected an object")
-    return content

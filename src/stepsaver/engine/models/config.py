@@ -39,8 +39,8 @@ def read_config(folder: Path) -> ModelConfig:
     """The checkpoint's configuration. Special ids that it leaves open are None or empty; the caller may set them."""
     if not folder.is_dir():
         raise UsageError(f"no model folder at {folder}")
-    config = _read_json(folder / "config.json", required=True)
-    generation = _read_json(folder / "generation_config.json", required=False)
+    config = read_json(folder / "config.json", required=True)
+    generation = read_json(folder / "generation_config.json")
     try:
         return parse_config(config, generation)
     except KeyError as missing:
@@ -98,7 +98,8 @@ def _first(value: int | list[int] | None) -> int | None:
     return ids[0] if ids else None
 
 
-def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
+def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+    """An object from one of a checkpoint's files; an empty one if the file is not there and need not be."""
     if not path.exists():
         if required:
             raise UsageError(f"{path.parent} has no {path.name}")
