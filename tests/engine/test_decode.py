@@ -164,6 +164,7 @@ def test_model_that_prefers_the_mask_still_ends() -> None:
     with torch.no_grad():
         model.head.weight[1] = 5 * model.head.weight.abs().sum(0)
         model.norm.weight.abs_()
+    model.prepare()
     for sampling in (Sampling(), Sampling(temperature=1.0, top_p=0.3, seed=3)):
         completion = generate(engine_of(model, stop_ids=()), [(5, 6)], 20, sampling=sampling)[0]
         assert len(completion.ids) == 20

@@ -1,6 +1,7 @@
 """The truths about reuse, proved for every rule of the registry that they apply to."""
 
 from collections import Counter
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -297,6 +298,17 @@ def test_batch_mates_do_not_matter(
     together = generate(engine_of(tiny_model, rules, max_batch=max_batch, threshold=threshold), prompts)
     for prompt, completion in zip(prompts, together, strict=True):
         assert completion.ids == generate(engine_of(tiny_model, rules, threshold=threshold), [prompt])[0].ids
+
+
+@pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
+def test_single_precision_and_its_kernels_give_the_tokens_of_double(
+    tiny_model: Transformer, rules: tuple[ReuseRule, ...]
+) -> None:
+    single = deepcopy(tiny_model).float().prepare()
+    prompts = list(PROMPTS)
+    expected = generate(engine_of(tiny_model, rules, max_batch=3), prompts, 30)
+    found = generate(engine_of(single, rules, max_batch=3), prompts, 30)
+    assert [each.ids for each in found] == [each.ids for each in expected]
 
 
 @pytest.mark.parametrize("rules", ACTING_SETS, ids=named)

@@ -120,8 +120,8 @@ def mix(
 ) -> Tensor | None:
     """Rotates packed rows, writes their keys and values to their places, and mixes their queries: [N, H * E].
 
-    A row holds its queries, if they attend, and behind them its keys and values, if they have places. A kernel rotates
-    the rows in place, so nobody else can use them.
+    A row holds its queries, if they attend, and behind them its keys and values, if they have places. The caller must
+    not use `projected` afterwards: a kernel rotates it in place.
     """
     mixed = None
     if cache.has_kernel:
@@ -132,11 +132,11 @@ def mix(
     heads_NHE = projected.view(len(projected), -1, rotation.shape[-1])
     kv_heads = 0 if places is None else cache.kv_heads
     queries, keys, values = heads_NHE.split_with_sizes((heads_NHE.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
-    if not cache.has_kernel:
-        queries = rotate(queries, rotation)
-        if places is not None:
-            cache.write(layer, places, torch.cat((rotate(keys, rotation), values), 1))
-    return None if attending is None else _attend(queries, cache, layer, attending, mixed)
+    if not cache.has_kernel and places is not None:
+        cache.write(layer, places, torch.cat((rotate(keys, rotation), values), 1))
+    if attending is None:
+        return None
+    return _attend(queries if cache.has_kernel else rotate(queries, rotation), cache, layer, attending, mixed)
 
 
 def _attend(

@@ -120,3 +120,11 @@ class DeltaCache:
     @property
     def bytes(self) -> int:
         return sum(tensor.nbytes for deltas in self.by_layer.values() for tensor in deltas)
+
+
+def keep_deltas(stored: Tensor, places: Tensor, delta_ND: Tensor) -> None:
+    """Puts the deltas of packed rows at their places among those of one layer and part."""
+    if kernels.serve(stored.dtype, stored.device):
+        kernels.copy_rows(delta_ND, stored, places)
+    else:
+        stored.index_copy_(0, places, delta_ND)

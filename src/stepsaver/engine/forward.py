@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stepsaver.engine.attention import mix
-from stepsaver.engine.cache import DeltaCache, KeyValueCache
+from stepsaver.engine.cache import DeltaCache, KeyValueCache, keep_deltas
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Layer, Transformer
 from stepsaver.engine.packing import PackedRun, Part, Step, Subset, pack_rows, pack_run, run_end
@@ -82,6 +82,10 @@ class Stream:
             self.pending = None
         return self.h_ND
 
+    def keep(self, places: Tensor) -> None:
+        """Lets only some rows go on."""
+        self.h_ND = self.settled()[places]
+
     def add(self, delta: Tensor, rows: Subset) -> None:
         self.settled()
         if rows.places is None:
@@ -132,7 +136,7 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
         first = last
     h_ND, pending = stream.take()
     executed.head += h_ND.shape[0]
-    logits = model.logits(h_ND, pending) if h_ND.shape[0] else h_ND.new_empty((0, model.config.vocab))
+    logits = model.logits(h_ND, added=pending) if h_ND.shape[0] else h_ND.new_empty((0, model.config.vocab))
     return StepOutput(logits, executed, drift, steps)
 
 
@@ -150,6 +154,7 @@ def _run_layer(
     attention, cache = layer.attention, memory.cache
     mixed = None
     if run.is_fused:
+        assert run.places is not None
         h_ND, pending = stream.take()
         projected = attention.project(h_ND, added=pending)
         mixed = mix(projected, run.query_rotation, cache, index, places=run.places, attending=run.attending)
@@ -164,7 +169,7 @@ def _run_layer(
             projected = attention.project(run.queries.select(h_ND), attention.query_rows)
             mixed = mix(projected, run.query_rotation, cache, index, attending=run.attending)
         if run.kept is not None:
-            stream.h_ND = h_ND[run.kept]
+            stream.keep(run.kept)
     deltas = None if memory.deltas is None else memory.deltas.by_layer.get(index)
     delta = None
     if mixed is not None:
@@ -177,7 +182,8 @@ def _run_layer(
     delta = None
     if run.mlp.ran.size:
         if run.mlp.ran.places is None:
-            delta = layer.mlp(*stream.take())
+            h_ND, pending = stream.take()
+            delta = layer.mlp(h_ND, added=pending)
         else:
             delta = layer.mlp(run.mlp.ran.select(stream.settled()))
         executed.count_mlp(delta.shape[0])
@@ -193,7 +199,7 @@ def _add(stream: Stream, delta: Tensor | None, part: Part, stored: Tensor | None
         if stored is not None:
             if drift_N is not None:
                 _measure_drift(drift_N, delta, stored[part.ran_delta_index], part.ran)
-            stored.index_copy_(0, part.ran_delta_index, delta)
+            keep_deltas(stored, part.ran_delta_index, delta)
     if part.reused.size:
         assert stored is not None, "a plan reuses a layer whose deltas nobody keeps"
         stream.add(stored[part.reused_delta_index], part.reused)

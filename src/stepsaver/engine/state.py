@@ -55,12 +55,21 @@ class OptionScores(NamedTuple):
 
 
 class Stamps(NamedTuple):
-    """Per layer and row, the token that the row had when this was last computed."""
+    """Per part, layer and row, the token that the row had when this was last computed."""
 
-    parts: NDArray[np.int64]  # all three, one behind the other
-    attention: NDArray[np.int64]
-    keys_values: NDArray[np.int64]
-    mlp: NDArray[np.int64]
+    parts: NDArray[np.int64]  # attention, keys and values, MLP
+
+    @property
+    def attention(self) -> NDArray[np.int64]:
+        return self.parts[0]
+
+    @property
+    def keys_values(self) -> NDArray[np.int64]:
+        return self.parts[1]
+
+    @property
+    def mlp(self) -> NDArray[np.int64]:
+        return self.parts[2]
 
 
 class RowHistory(NamedTuple):
@@ -73,11 +82,17 @@ class RowHistory(NamedTuple):
 
 
 class Ages(NamedTuple):
-    """Per layer and row, how many steps in a row the part's delta has been reused."""
+    """Per part, layer and row, how many steps in a row the part's delta has been reused."""
 
-    parts: NDArray[np.int64]  # both, one behind the other
-    attention: NDArray[np.int64]
-    mlp: NDArray[np.int64]
+    parts: NDArray[np.int64]  # attention, MLP
+
+    @property
+    def attention(self) -> NDArray[np.int64]:
+        return self.parts[0]
+
+    @property
+    def mlp(self) -> NDArray[np.int64]:
+        return self.parts[1]
 
 
 @dataclass
@@ -165,15 +180,13 @@ def new_block(start: int, given: tuple[int, ...], *, decoding: Decoding, layers:
     size = decoding.block_size
     tokens = np.full(size, decoding.mask_id, dtype=np.int64)
     tokens[: len(given)] = given
-    stamps = np.full((3, layers, size), NEVER, dtype=np.int64)
-    ages = np.zeros((2, layers, size), dtype=np.int64)
     return BlockState(
         start=start,
         tokens=tokens,
         masked=rows_between(len(given), size),
         sealed=NO_ROWS,
-        stamps=Stamps(stamps, *stamps),
-        ages=Ages(ages, *ages),
+        stamps=Stamps(np.full((3, layers, size), NEVER, dtype=np.int64)),
+        ages=Ages(np.zeros((2, layers, size), dtype=np.int64)),
         proposed=np.full(size, decoding.mask_id, dtype=np.int64),
         confidence=np.full(size, np.nan),
         history=RowHistory(

@@ -1,7 +1,8 @@
 """The few operations of our own: what lies between the matrix multiplications of a layer, on a CPU in float32.
 
 `kernels.c` is compiled when the package is installed, if there is a compiler. Without it, in other precisions and on a
-GPU the same is done by torch's operations, right beside the calls of these; with `STEPSAVER_KERNELS=0` everywhere.
+GPU the same is done by torch's operations, right beside the calls of these; with `STEPSAVER_KERNELS=0` everywhere. With
+`STEPSAVER_KERNELS=plain` the kernels use no instructions that only some processors have.
 """
 
 import ctypes
@@ -17,6 +18,7 @@ from torch import Tensor
 SIGNATURES = {
     "stepsaver_scale_rows": (c_void_p, c_void_p, c_void_p, c_long, c_long, c_float),
     "stepsaver_silu_product": (c_void_p, c_void_p, c_long, c_long),
+    "stepsaver_copy_rows": (*[c_void_p] * 3, *[c_long] * 2),
     "stepsaver_mix": (*[c_void_p] * 6, *[c_long] * 6),
     "stepsaver_most_likely": (c_void_p, c_void_p, c_long, c_long, c_long),
 }
@@ -83,7 +85,7 @@ def scale_rows(x_ND: Tensor, floor_squared: float, added: Tensor | None = None) 
     assert _library is not None
     assert x_ND.dtype == torch.float32
     assert x_ND.is_contiguous()
-    assert added is None or (added.is_contiguous() and added.shape == x_ND.shape)
+    assert added is None or (added.dtype == x_ND.dtype and added.is_contiguous() and added.shape == x_ND.shape)
     out = torch.empty_like(x_ND)
     width = x_ND.shape[-1]
     _library.stepsaver_scale_rows(
@@ -106,6 +108,18 @@ def silu_product(gate_up: Tensor) -> Tensor:
     return out
 
 
+def copy_rows(x_ND: Tensor, stored: Tensor, places: Tensor) -> None:
+    """Puts each row at its place among the rows of `stored`; no two have the same."""
+    assert _library is not None
+    assert x_ND.dtype == stored.dtype == torch.float32
+    assert x_ND.is_contiguous()
+    assert stored.is_contiguous()
+    assert places.dtype == torch.int64
+    rows, width = x_ND.shape
+    assert places.shape == (rows,)
+    _library.stepsaver_copy_rows(x_ND.data_ptr(), stored.data_ptr(), places.data_ptr(), rows, width)
+
+
 def can_attend(head_dim: int, length: int) -> bool:
     """Whether heads are of a width, and a context of a length, that the attention kernel is made for."""
     return head_dim % 8 == 0 and head_dim <= LONGEST_HEAD and length <= LONGEST_CONTEXT
@@ -119,14 +133,20 @@ def mix(
     A row [heads * E] holds its queries, and behind them its keys and values if they have places: counted over all heads
     of all slots, the first head goes to row places[n], each further one `capacity` rows on. `rotation` is as
     `models/rope.py` makes it. `segments`: per sample that attends, the first of its rows, the one behind its last, its
-    slot, and its rows of context. Returns the mixed queries, of other rows whatever happened to be in memory.
+    slot, and its rows of context, as many as `can_attend` allows. Returns the mixed queries, of other rows whatever
+    happened to be in memory.
     """
     assert _library is not None
+    assert projected.dtype == rotation.dtype == stored.dtype == torch.float32
     _, kv_rows, capacity, head_dim = stored.shape
     rows, width = projected.shape
     heads = width // head_dim - (0 if places is None else kv_rows)
     assert rotation.numel() == rows * 2 * head_dim
     assert projected.is_contiguous()
+    assert rotation.is_contiguous()
+    assert stored.is_contiguous()
+    assert places is None or (places.dtype == torch.int64 and places.shape == (rows,))
+    assert segments is None or (segments.dtype == torch.int64 and can_attend(head_dim, 0))
     out = None if segments is None else projected.new_empty((rows, heads * head_dim))
     _library.stepsaver_mix(
         projected.data_ptr(),

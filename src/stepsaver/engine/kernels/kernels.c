@@ -1,4 +1,4 @@
-/* What lies between the matrix multiplications of a layer, one pass over the rows each.
+/* What lies between the matrix multiplications of a layer, one call each.
  *
  * Between two multiplications, which stream megabytes of weights, every operation of a framework starts from cold
  * caches and costs tens of microseconds whatever it computes (docs/speed.md). These loops replace some twenty of them
@@ -6,8 +6,10 @@
  *
  * Single precision, rows in memory order. `stepsaver/engine/kernels/__init__.py` describes every function.
  */
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* of this source, so that nobody uses what was built from another one */
@@ -21,6 +23,9 @@ const long stepsaver_longest_context = LONGEST_CONTEXT, stepsaver_longest_head =
 #define TILE 24    /* queries that one thread attends at a time */
 #define TOGETHER 6 /* queries whose results fill the registers */
 #define CHUNK 16   /* keys whose scores fill them */
+
+_Static_assert(LONGEST_CONTEXT % CHUNK == 0, "scores are stored in whole chunks");
+_Static_assert(TOGETHER == 6, "FOR_COUNT counts to six");
 
 /* calls a function with a number of queries that the compiler knows */
 #define FOR_COUNT(count, function, ...)          \
@@ -77,6 +82,8 @@ static const RowFunctions avx2 = {scale_row_avx2, silu_product_row_avx2, rotate_
                                   attend_tile_avx2};
 
 __attribute__((constructor)) static void choose_instructions(void) {
+    const char *wanted = getenv("STEPSAVER_KERNELS");
+    if (wanted && strcmp(wanted, "plain") == 0) return;
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) rows_of = &avx2;
 }
@@ -97,6 +104,12 @@ void stepsaver_silu_product(const float *gate_up, float *out, long rows, long wi
         const float *gate = gate_up + row * 2 * width;
         rows_of->silu_product(gate, gate + width, out + row * width, width);
     }
+}
+
+void stepsaver_copy_rows(const float *x, float *stored, const int64_t *places, long rows, long width) {
+#pragma omp parallel for if (rows * width > MANY)
+    for (long row = 0; row < rows; row++)
+        memcpy(stored + places[row] * width, x + row * width, (size_t)width * sizeof(float));
 }
 
 /* One sample's part of the packed queries: rows start to stop - 1 see the first `length` rows of a slot. */

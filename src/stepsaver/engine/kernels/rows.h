@@ -12,11 +12,11 @@ static ALWAYS_INLINE Lanes OF(load)(const float *from) {
 
 static ALWAYS_INLINE void OF(store)(float *to, Lanes lanes) { memcpy(to, &lanes, sizeof lanes); }
 
-/* e^x to two units in the last place, of x between -87 and 88 or the nearer of the two; NaN stays NaN */
+/* e^x to two units in the last place, of x between -87 and 88 or the nearer of the two; of NaN and infinities NaN */
 static ALWAYS_INLINE Lanes OF(exp)(Lanes x) {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which its last bits then are */
-    x = OF(choose)(x < -87.0f, (Lanes){0} - 87.0f, x);
-    x = OF(choose)(x > 88.0f, (Lanes){0} + 88.0f, x);
+    x = OF(choose)(x < -87.0f, x * 0.0f - 87.0f, x);
+    x = OF(choose)(x > 88.0f, x * 0.0f + 88.0f, x);
     const Lanes rounded = x * 1.44269504f + shift, n = rounded - shift;
     const Lanes r = x - n * 0.693359375f - n * -2.12194440e-4f;
     Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -103,8 +103,8 @@ static void OF(rotate_row)(float *restrict x, const float *restrict cosines, con
         }
 }
 
-/* Turns over the 8 x 8 numbers of 8 rows that lie `stride` apart; the columns go to rows CHUNK apart. */
-static ALWAYS_INLINE void OF(turn_over)(const float *from, long stride, float *to) {
+/* Transposes 8 x 8 numbers, whose rows lie `stride` apart; the columns go to rows CHUNK apart. */
+static ALWAYS_INLINE void OF(transpose)(const float *from, long stride, float *to) {
     Lanes r[8], pairs[8], fours[8];
     UNROLLED for (int i = 0; i < 8; i++) r[i] = OF(load)(from + i * stride);
     UNROLLED for (int i = 0; i < 8; i += 2) {
@@ -122,12 +122,12 @@ static ALWAYS_INLINE void OF(turn_over)(const float *from, long stride, float *t
     }
 }
 
-/* The products of some queries with a chunk of keys, which lie turned over; a row of `scores` is one query's. */
-static ALWAYS_INLINE void OF(score)(const float *const *queries, float *scores, const float *turned, long head_dim,
+/* The products of some queries with a chunk of keys, which lie transposed; a row of `scores` is one query's. */
+static ALWAYS_INLINE void OF(score)(const float *const *queries, float *scores, const float *transposed, long head_dim,
                                     const int count) {
     Lanes low[TOGETHER] = {{0}}, high[TOGETHER] = {{0}};
     for (long e = 0; e < head_dim; e++) {
-        const Lanes first = OF(load)(turned + e * CHUNK), second = OF(load)(turned + e * CHUNK + 8);
+        const Lanes first = OF(load)(transposed + e * CHUNK), second = OF(load)(transposed + e * CHUNK + 8);
         UNROLLED for (int i = 0; i < count; i++) {
             low[i] += queries[i][e] * first;
             high[i] += queries[i][e] * second;
@@ -139,8 +139,8 @@ static ALWAYS_INLINE void OF(score)(const float *const *queries, float *scores, 
     }
 }
 
-/* A query's scores become shares of a sum, which is returned. They are whole vectors, those behind the keys -infinity. */
-static float OF(exponentials)(float *scores, long length, float scale) {
+/* A query's scores become shares of a sum, which is returned. They fill whole vectors, -FLT_MAX where there is no key. */
+static float OF(exponentiate)(float *scores, long length, float scale) {
     const float most = OF(largest)(scores, length);
     Lanes total = {0};
     for (long l = 0; l < length; l += 8) {
@@ -184,7 +184,7 @@ static ALWAYS_INLINE void OF(blend_all)(const float *shares, const float *sums, 
  * on the others, nor on how many there are. */
 static void OF(attend_tile)(const float *const *queries, float *const *outs, long count, const float *keys,
                             const float *values, long length, long head_dim, float scale) {
-    float scores[TILE * LONGEST_CONTEXT], turned[LONGEST_HEAD * CHUNK], last[LONGEST_HEAD * CHUNK], sums[TILE];
+    float scores[TILE * LONGEST_CONTEXT], transposed[LONGEST_HEAD * CHUNK], last[LONGEST_HEAD * CHUNK], sums[TILE];
     const long groups = (count + TOGETHER - 1) / TOGETHER, together = (count + groups - 1) / groups;
     for (long l = 0; l < length; l += CHUNK) {
         const float *chunk = keys + l * head_dim;
@@ -194,16 +194,16 @@ static void OF(attend_tile)(const float *const *queries, float *const *outs, lon
         }
         for (long half = 0; half < CHUNK; half += 8)
             for (long e = 0; e < head_dim; e += 8)
-                OF(turn_over)(chunk + half * head_dim + e, head_dim, turned + e * CHUNK + half);
+                OF(transpose)(chunk + half * head_dim + e, head_dim, transposed + e * CHUNK + half);
         for (long i = 0; i < count; i += together) {
             float *to = scores + i * LONGEST_CONTEXT + l;
-            FOR_COUNT(count - i < together ? count - i : together, OF(score), queries + i, to, turned, head_dim)
+            FOR_COUNT(count - i < together ? count - i : together, OF(score), queries + i, to, transposed, head_dim)
         }
     }
     const long vectors = (length + 7) / 8 * 8;
     for (long i = 0; i < count; i++) {
-        for (long l = length; l < vectors; l++) scores[i * LONGEST_CONTEXT + l] = -INFINITY;
-        sums[i] = OF(exponentials)(scores + i * LONGEST_CONTEXT, vectors, scale);
+        for (long l = length; l < vectors; l++) scores[i * LONGEST_CONTEXT + l] = -FLT_MAX;
+        sums[i] = OF(exponentiate)(scores + i * LONGEST_CONTEXT, vectors, scale);
     }
     for (long i = 0; i < count; i += together) {
         const float *shares = scores + i * LONGEST_CONTEXT;

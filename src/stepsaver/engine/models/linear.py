@@ -41,8 +41,8 @@ def pack(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
 
 
-def _by_columns(weight: Tensor) -> Tensor:
-    """The same numbers in the order of the columns: 3 to 10 % faster where weights are small."""
+def _transposed(weight: Tensor) -> Tensor:
+    """The same numbers, column behind column in memory: 3 to 10 % faster where weights are small."""
     return weight.t().contiguous().t()
 
 
@@ -67,9 +67,11 @@ class Linear(nn.Linear):
         """
         self.is_packed = can_pack(self.weight)
         scaled = self.weight.detach() if scale is None else self.weight.detach() * scale
+        if scaled.numel() < LARGE:
+            scaled = _transposed(scaled)
         for rows in (self.whole, *slices):
             weight, (_, bias) = scaled[slice(*rows)], self._rows(rows)
-            self.prepared[rows] = (pack(weight) if self.is_packed else _by_columns(weight), bias)
+            self.prepared[rows] = (pack(weight) if self.is_packed else weight, bias)
 
     def project(self, x: Tensor, rows: Slice | None = None) -> Tensor:
         """The map's outputs, or those of some rows of its weight."""

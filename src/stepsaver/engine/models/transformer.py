@@ -1,6 +1,7 @@
 """The network: pre-norm decoder layers whose parts return what they add to the residual stream.
 
-A layer knows neither its index nor that caches or reuse exist. Attention is split where the keys and values leave it:
+A layer knows neither its index nor that caches or reuse exist. What its parts are given as `added` is a delta that is
+still missing in the rows: they add it first, in place. Attention is split where the keys and values leave it:
 `project` gives queries, keys and values, somebody else rotates and mixes them, `finish` gives the delta. Shape letters,
 here and everywhere: N packed rows (leading dimensions in training), D hidden, H query heads, K key-value heads, E head
 dimension, F width of the MLP, V vocabulary, L rows of context.
@@ -39,7 +40,7 @@ class Norm(nn.Module):
         self.has_kernel = False
 
     def scale(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
-        """The rows, scaled. With `added`, this is added to them first, in place: a kernel does both at once."""
+        """The rows, scaled. `added` is added to them first, in place: a kernel does both at once."""
         if self.has_kernel:
             return kernels.scale_rows(h_ND, h_ND.shape[-1] * self.eps, added)
         if added is not None:
@@ -63,13 +64,13 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
-        self.query_width = config.heads * config.head_dim
+        query_width = config.heads * config.head_dim
         kv_width = config.kv_heads * config.head_dim
-        self.query_rows = (0, self.query_width)
-        self.kv_rows = (self.query_width, self.query_width + 2 * kv_width)
+        self.query_rows = (0, query_width)
+        self.kv_rows = (query_width, query_width + 2 * kv_width)
         self.norm = Norm(config.hidden, config.norm_eps)
-        self.qkv = Linear(config.hidden, self.query_width + 2 * kv_width, bias=config.qkv_bias)
-        self.output = Linear(self.query_width, config.hidden, bias=config.output_bias)
+        self.qkv = Linear(config.hidden, query_width + 2 * kv_width, bias=config.qkv_bias)
+        self.output = Linear(query_width, config.hidden, bias=config.output_bias)
 
     def project(self, h_ND: Tensor, rows: Slice | None = None, added: Tensor | None = None) -> Tensor:
         """Queries, keys and values side by side, or those of `query_rows` or `kv_rows` alone; not rotated yet."""
