@@ -203,7 +203,7 @@ def test_long_prompts_are_prefilled_in_chunks(tiny_model: Transformer, monkeypat
     prompts = [tuple(3 + (5 * place) % 57 for place in range(length)) for length in (70, 9, 33, 64)]
     engine = engine_of(tiny_model, max_batch=4, stop_ids=())
     expected = [each.ids for each in generate(engine, prompts, 12)]
-    monkeypatch.setattr("stepsaver.engine.generate.PREFILL_ROWS", 3 * BLOCK)
+    monkeypatch.setattr("stepsaver.engine.prefill.PREFILL_ROWS", 3 * BLOCK)
     chunked = generate(engine, prompts, 12)
     assert [each.ids for each in chunked] == expected
     assert [step.rows for step in chunked[0].steps if step.kind == "prefill"] == [24, 24, 16]

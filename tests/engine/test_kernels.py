@@ -103,6 +103,26 @@ def test_rows_are_rotated_and_stored_where_they_belong_and_nowhere_else(
 
 @built
 @settings(max_examples=30, deadline=None)
+@given(rows=sizes, heads=st.integers(1, 4), kv_heads=st.integers(1, 2), half=st.integers(1, 70), seed=seeds)
+def test_heads_are_normed_before_they_are_rotated(rows: int, heads: int, kv_heads: int, half: int, seed: int) -> None:
+    """Queries and keys by weights of their own; values stay as they are."""
+    width = 2 * half
+    x, weight = numbers(seed, rows, heads + 2 * kv_heads, width), numbers(seed + 1, 2 * width, spread=1.0)
+    rotation = rotations(rows, width, seed)
+    norm = lambda part, which: F.rms_norm(part.double(), (width,), which.double(), 1e-6).float()  # noqa: E731
+    queries, keys, values = x.split_with_sizes((heads, kv_heads, kv_heads), 1)
+    expected = torch.cat(
+        (rotate(norm(queries, weight[:width]), rotation), rotate(norm(keys, weight[width:]), rotation), values), 1
+    )
+    stored = torch.zeros(1, 2 * kv_heads, rows, width)
+    projected = x.flatten(1)
+    kernels.mix(projected, rotation, stored, torch.arange(rows), None, kernels.Norms(weight, 1e-6))
+    assert torch.allclose(projected, expected.flatten(1), atol=1e-4, rtol=1e-4)
+    assert torch.allclose(stored[0].transpose(0, 1), expected[:, heads:], atol=1e-4, rtol=1e-4)
+
+
+@built
+@settings(max_examples=30, deadline=None)
 @given(rows=sizes, width=widths, seed=seeds)
 def test_rows_are_copied_to_their_places_and_nowhere_else(rows: int, width: int, seed: int) -> None:
     x, stored = numbers(seed, rows, width), numbers(seed + 1, 50, width)
@@ -123,7 +143,9 @@ def test_rows_attend_to_what_the_same_call_stores(counts: list[int], group: int,
     projected = numbers(seed, rows, kv_heads * (group + 2) * width, spread=1.0)
     rotation = rotations(rows, width, seed)
     ends = np.cumsum(counts)
-    segments = torch.tensor([(end - n, end, slot, n) for slot, (n, end) in enumerate(zip(counts, ends, strict=True))])
+    segments = torch.tensor(
+        [(end - n, end, slot, n, 0) for slot, (n, end) in enumerate(zip(counts, ends, strict=True))]
+    )
     places = torch.cat([slot * 2 * kv_heads * 40 + torch.arange(n) for slot, n in enumerate(counts)])
     together = torch.zeros(len(counts), 2 * kv_heads, 40, width)
     apart = together.clone()
@@ -141,7 +163,9 @@ def test_rows_attend_to_what_the_same_call_stores(counts: list[int], group: int,
 @settings(max_examples=60, deadline=None)
 @given(
     samples=st.lists(
-        st.tuples(st.integers(1, 33), st.integers(1, 90) | st.sampled_from([511, 512])), min_size=1, max_size=5
+        st.tuples(st.integers(1, 33), st.integers(1, 90) | st.sampled_from([478, 480]), st.integers(0, 1)),
+        min_size=1,
+        max_size=5,
     ),
     kv_heads=st.integers(1, 3),
     group=st.integers(1, 5),
@@ -149,21 +173,26 @@ def test_rows_attend_to_what_the_same_call_stores(counts: list[int], group: int,
     seed=seeds,
 )
 def test_attention_is_that_of_each_sample_alone(
-    samples: list[tuple[int, int]], kv_heads: int, group: int, width: int, seed: int
+    samples: list[tuple[int, int, int]], kv_heads: int, group: int, width: int, seed: int
 ) -> None:
-    """Of ragged samples in shuffled slots of a larger cache, against plain softmax attention in double precision."""
+    """Of ragged samples in shuffled slots of a larger cache, against plain softmax attention in double precision.
+
+    With a growth of 1 each row sees one key more than the one before it: causal rows.
+    """
     slots = np.random.default_rng(seed).permutation(len(samples) + 1)[: len(samples)]
     stored = numbers(seed, len(samples) + 1, 2 * kv_heads, 512, width, spread=1.0)
-    rows = sum(count for count, _ in samples)
+    rows = sum(count for count, _, _ in samples)
     projected = numbers(seed + 1, rows, kv_heads * group * width, spread=2.0)
     rotation = rotations(rows, width, seed)
     queries = rotate(projected.unflatten(1, (-1, width)), rotation)
     described, expected, start = [], [], 0
-    for (count, length), slot in zip(samples, slots.tolist(), strict=True):
-        described.append((start, start + count, slot, length))
+    for (count, length, growth), slot in zip(samples, slots.tolist(), strict=True):
+        described.append((start, start + count, slot, length, growth))
         q = queries[start : start + count].double().unflatten(1, (kv_heads, group))
-        keys, values = stored[slot, :, :length].double().chunk(2, 0)
-        weights = (torch.einsum("nkge,kle->nkgl", q, keys) / width**0.5).softmax(-1)
+        keys, values = stored[slot].double().chunk(2, 0)
+        unseen = torch.arange(512) >= (length + growth * torch.arange(count))[:, None]
+        scores = torch.einsum("nkge,kle->nkgl", q, keys) / width**0.5
+        weights = scores.masked_fill(unseen[:, None, None], -torch.inf).softmax(-1)
         expected.append(torch.einsum("nkgl,kle->nkge", weights, values).flatten(1, 2))
         start += count
     mixed = kernels.mix(projected, rotation, stored, None, torch.tensor(described))
@@ -173,19 +202,22 @@ def test_attention_is_that_of_each_sample_alone(
 
 @built
 @settings(max_examples=20, deadline=None)
-@given(rows=st.integers(1, 40), group=st.integers(1, 3), length=st.integers(1, 90), seed=seeds)
+@given(
+    rows=st.integers(1, 40), group=st.integers(1, 3), length=st.integers(1, 56), growth=st.integers(0, 1), seed=seeds
+)
 def test_a_query_is_mixed_bit_for_bit_alike_alone_and_among_others(
-    rows: int, group: int, length: int, seed: int
+    rows: int, group: int, length: int, growth: int, seed: int
 ) -> None:
     kv_heads, width = 2, 24
     stored = numbers(seed, 1, 2 * kv_heads, 96, width, spread=1.0)
     projected = numbers(seed + 1, rows, kv_heads * group * width)
     rotation = rotations(rows, width, seed)
-    mixed = kernels.mix(projected.clone(), rotation, stored, None, torch.tensor([[0, rows, 0, length]]))
+    mixed = kernels.mix(projected.clone(), rotation, stored, None, torch.tensor([[0, rows, 0, length, growth]]))
     assert mixed is not None
     for row in range(0, rows, 3):
         one = slice(row, row + 1)
-        alone = kernels.mix(projected[one].clone(), rotation[one], stored, None, torch.tensor([[0, 1, 0, length]]))
+        segment = torch.tensor([[0, 1, 0, length + row * growth, 0]])
+        alone = kernels.mix(projected[one].clone(), rotation[one], stored, None, segment)
         assert alone is not None
         assert torch.equal(alone[0], mixed[row])
 
@@ -245,7 +277,7 @@ def test_attention_hides_nothing_that_is_not_finite(where: str, wrong: str) -> N
         projected[0, 16 + 3] = float(wrong)
     else:
         stored[0, 0 if where == "keys" else 1, 5, 3] = float(wrong)
-    segments = torch.tensor([[0, 1, 0, 20], [1, 2, 0, 5]])
+    segments = torch.tensor([[0, 1, 0, 20, 0], [1, 2, 0, 5, 0]])
     mixed = kernels.mix(projected, rotations(2, 16, 0), stored, None, segments)
     assert mixed is not None
     assert not torch.isfinite(mixed[0, 16:32]).all()

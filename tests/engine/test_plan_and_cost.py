@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from stepsaver.engine.base_plan import commit_plan, prefill_plan
 from stepsaver.engine.cost import COMPUTE_BOUND, Machine, ceiling, predicted_speed_up, trace_cost
 from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.decoding import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.plan import commit_plan, empty_plan, prefill_plan, whole_plan
+from stepsaver.engine.plan import empty_plan, whole_plan
 from stepsaver.engine.reuse.rule import parse_rule
 from stepsaver.engine.rows import describe, first_row, is_subset, row_index, row_list, row_set, rows_between
 from stepsaver.engine.trace import Trace

@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stepsaver.engine.cost import STEPS, ceiling, predicted_speed_up
+from stepsaver.engine.cost import ceiling, predicted_speed_up
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.reuse.rule import parse_rule
-from stepsaver.engine.trace import Trace
+from stepsaver.engine.trace import DENOISING, Trace
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 MAX_NEW_TOKENS = 96
@@ -81,7 +81,7 @@ def _decode(tally: Tally, prompts: Sequence[list[int]], start: int, trace: Trace
 def _row(name: str, tally: Tally, baseline: Tally, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ratios = [_rate(ours) / _rate(theirs) for ours, theirs in zip(tally.traces, baseline.traces, strict=True)]
     whole = tally.whole_trace()
-    steps = sum(entry.kind in STEPS for entry in whole.entries)
+    steps = sum(entry.kind in DENOISING for entry in whole.entries)
     return {
         "config": name,
         "problems": len(documents),

@@ -4,10 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from stepsaver.engine.cost import STEPS, ceiling
+from stepsaver.engine.cost import ceiling
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.reuse.rule import ReuseRule
-from stepsaver.engine.trace import ForwardRecord, LayersRun, SampleStep, Trace
+from stepsaver.engine.trace import DENOISING, ForwardRecord, LayersRun, SampleStep, Trace
 
 # Which sample it was and what it revealed cost nothing; context is summed, as operations grow with it in a line.
 LEFT_OUT = ("sample", "context", "revealed")
@@ -36,7 +36,7 @@ def counted_ceiling(engine: Engine, rules: tuple[ReuseRule, ...], chunks: Iterab
             total[0] += number
             total[1] += context
     entries = [entry for group, (number, context) in totals.items() for entry in _entries(group, number, context)]
-    if not any(entry.kind in STEPS for entry in entries):
+    if not any(entry.kind in DENOISING for entry in entries):
         return None
     trace = Trace(records=[ForwardRecord(0.0, 0.0, LayersRun(), tuple(entries), 0)])
     return ceiling(engine.model.config, trace, rules, engine.decoding)

@@ -1,9 +1,9 @@
-"""Mixing: every row of a block sees the whole context before it and all rows of its block.
+"""Mixing: every row sees the first rows of its sample, as many as its step says (`packing.py`).
 
 Inside a block nothing is masked, so one sample needs no mask at all: its queries meet exactly the rows it may see, as a
 view of the cache. On a CPU, in float32, a kernel of our own takes all samples of a forward as they are, up to a length
-of context. The others are mixed by torch's fused kernel, several samples in one call, their queries and contexts padded
-and the query heads that share a key-value head folded into rows.
+of context, and causal rows as well. The others are mixed by torch's fused kernel, several samples in one call, their
+queries and contexts padded and the query heads that share a key-value head folded into rows.
 """
 
 from collections.abc import Sequence
@@ -15,24 +15,46 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepsaver.engine import kernels
-from stepsaver.engine.cache import KeyValueCache
+from stepsaver.engine.cache import Index, KeyValueCache
 from stepsaver.engine.models.rope import Rotation, rotate
+from stepsaver.engine.models.transformer import HeadNorms
 
 FEW_ROWS = 16  # samples with so many rows at most are padded together, and those with more
 
 
 class Segment(NamedTuple):
-    """One sample's part of the packed queries, and what they see."""
+    """One step's part of the packed queries: rows start to stop - 1, and how much of its slot each of them sees."""
 
     start: int
     stop: int
     slot: int
-    length: int  # rows of context, the block included
-    mask: Tensor | None  # [queries, length], only for a prefill of several blocks
+    lengths: Index  # ascending
 
     @property
     def rows(self) -> int:
         return self.stop - self.start
+
+    @property
+    def length(self) -> int:
+        """The most rows that a query sees."""
+        return int(self.lengths[-1])
+
+    @property
+    def growth(self) -> int | None:
+        """How many more rows each query sees than the one before it, if it is always as many."""
+        steps = np.diff(self.lengths)
+        if not steps.any():
+            return 0
+        return int(steps[0]) if (steps == steps[0]).all() else None
+
+
+class Alone(NamedTuple):
+    """A segment that is attended in a call of its own."""
+
+    queries: slice
+    slot: int
+    length: int
+    mask: Tensor | None  # [queries, length]; None: all see everything
 
 
 class Together(NamedTuple):
@@ -51,37 +73,41 @@ class Attending(NamedTuple):
     """How the queries of a forward are mixed."""
 
     by_kernel: Tensor | None  # the samples that our own kernel takes, as it wants them described
-    alone: tuple[Segment, ...]
+    alone: tuple[Alone, ...]
     together: tuple[Together, ...]
 
 
 def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attending:
-    """Our own kernel takes the samples that it is made for; the others are attended together if their contexts differ
-    by less than a factor of four.
+    """Our own kernel takes the samples that it is made for; the others are attended together if all their queries see
+    the same rows and their contexts differ by less than a factor of four.
     """
-    by_kernel: list[Segment] = []
-    rest: list[Segment] = []
+    by_kernel: list[tuple[int, ...]] = []
+    alone: list[Segment] = []
+    groups: dict[tuple[bool, int], list[Segment]] = {}
     for each in segments:
         assert each.length <= cache.capacity
-        (by_kernel if each.mask is None and cache.kernel_attends(each.length) else rest).append(each)
-    alone, together = _grouped(rest, cache.stored.dtype, cache.device)
-    described = torch.tensor([each[:4] for each in by_kernel]) if by_kernel else None
-    return Attending(described, alone, together)
-
-
-def _grouped(
-    segments: list[Segment], dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[Segment, ...], tuple[Together, ...]]:
-    groups: dict[tuple[bool, int], list[Segment]] = {}
-    alone: list[Segment] = []
-    for segment in segments:
-        if segment.mask is None:
-            groups.setdefault((segment.rows > FEW_ROWS, segment.length.bit_length() // 2), []).append(segment)
+        growth = each.growth
+        if growth is not None and cache.kernel_attends(each.length):
+            by_kernel.append((each.start, each.stop, each.slot, int(each.lengths[0]), growth))
+        elif growth == 0:
+            groups.setdefault((each.rows > FEW_ROWS, each.length.bit_length() // 2), []).append(each)
         else:
-            alone.append(segment)
+            alone.append(each)
     alone += [group[0] for group in groups.values() if len(group) == 1]
-    together = [_together(group, dtype, device) for group in groups.values() if len(group) > 1]
-    return tuple(alone), tuple(together)
+    dtype, device = cache.stored.dtype, cache.device
+    return Attending(
+        torch.tensor(by_kernel) if by_kernel else None,
+        tuple(_alone(each, device) for each in alone),
+        tuple(_together(group, dtype, device) for group in groups.values() if len(group) > 1),
+    )
+
+
+def _alone(segment: Segment, device: torch.device) -> Alone:
+    mask = None
+    if segment.growth != 0:
+        seen = np.arange(segment.length) < segment.lengths[:, None]
+        mask = torch.from_numpy(seen).to(device, non_blocking=True)
+    return Alone(slice(segment.start, segment.stop), segment.slot, segment.length, mask)
 
 
 def _together(group: list[Segment], dtype: torch.dtype, device: torch.device) -> Together:
@@ -114,29 +140,36 @@ def mix(
     rotation: Rotation,
     cache: KeyValueCache,
     layer: int,
+    norms: HeadNorms | None,
     *,
     places: Tensor | None = None,
     attending: Attending | None = None,
 ) -> Tensor | None:
-    """Rotates packed rows, writes their keys and values to their places, and mixes their queries: [N, H * E].
+    """Norms and rotates packed rows, writes their keys and values to the cache, and mixes their queries: [N, H * E].
 
-    A row holds its queries, if they attend, and behind them its keys and values, if they have places. The caller must
+    A row holds its queries, if they attend, and after them its keys and values, if they have places. The caller must
     not use `projected` afterwards: a kernel rotates it in place.
     """
     mixed = None
     if cache.has_kernel:
         by_kernel = None if attending is None else attending.by_kernel
-        mixed = kernels.mix(projected, rotation, cache.by_layer[layer], places, by_kernel)
+        head_norms = None if norms is None else kernels.Norms(norms.weight, norms.eps)
+        mixed = kernels.mix(projected, rotation, cache.by_layer[layer], places, by_kernel, head_norms)
         if attending is None or not (attending.alone or attending.together):
             return mixed
     heads_NHE = projected.view(len(projected), -1, rotation.shape[-1])
     kv_heads = 0 if places is None else cache.kv_heads
     queries, keys, values = heads_NHE.split_with_sizes((heads_NHE.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
-    if not cache.has_kernel and places is not None:
+    if cache.has_kernel:
+        assert attending is not None
+        return _attend(queries, cache, layer, attending, mixed)
+    if places is not None:
+        keys = keys if norms is None else norms.keys(keys)
         cache.write(layer, places, torch.cat((rotate(keys, rotation), values), 1))
     if attending is None:
         return None
-    return _attend(queries if cache.has_kernel else rotate(queries, rotation), cache, layer, attending, mixed)
+    queries = queries if norms is None else norms.queries(queries)
+    return _attend(rotate(queries, rotation), cache, layer, attending, mixed)
 
 
 def _attend(
@@ -151,8 +184,7 @@ def _attend(
             return _attend_padded(queries_NHE, cache, layer, together[0]).flatten(1)
     mixed_NHE = torch.empty_like(queries_NHE) if mixed is None else mixed.view(queries_NHE.shape)
     for segment in alone:
-        rows = slice(segment.start, segment.stop)
-        mixed_NHE[rows] = _attend_one(queries_NHE[rows], cache, layer, segment)
+        mixed_NHE[segment.queries] = _attend_one(queries_NHE[segment.queries], cache, layer, segment)
     for group in together:
         chosen = queries_NHE[group.places]
         if group.padded_places is None:
@@ -164,7 +196,7 @@ def _attend(
     return mixed_NHE.flatten(1)
 
 
-def _attend_one(queries_RHE: Tensor, cache: KeyValueCache, layer: int, segment: Segment) -> Tensor:
+def _attend_one(queries_RHE: Tensor, cache: KeyValueCache, layer: int, segment: Alone) -> Tensor:
     """One sample: torch's fused kernel shares the key-value heads itself, which saves folding the queries."""
     keys, values = cache.read(layer, slice(segment.slot, segment.slot + 1), segment.length)
     queries = queries_RHE.transpose(0, 1).unsqueeze(0)
@@ -194,9 +226,3 @@ def _unfold(mixed_SKRE: Tensor, *, heads: int) -> Tensor:
     samples, kv_heads, _, width = mixed_SKRE.shape
     split = mixed_SKRE.view(samples, kv_heads, heads // kv_heads, -1, width)
     return split.permute(0, 3, 1, 2, 4).reshape(-1, heads, width)
-
-
-def block_causal_mask(start: int, rows: int, *, block_size: int, device: torch.device) -> Tensor:
-    """[rows, start + rows]: row q sees row k iff q // block_size >= k // block_size."""
-    keys = torch.arange(start + rows, device=device) // block_size
-    return keys[start:, None] >= keys[None, :]

@@ -1,4 +1,6 @@
-"""What must hold before a step runs, whatever the rules: nothing that was computed with another token is read."""
+"""What must hold before a step or a commit runs, whatever the rules: nothing is read that was computed with another
+token, or never.
+"""
 
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_set, rows_between
@@ -6,13 +8,14 @@ from stepsaver.engine.view import StepView
 
 
 def assert_current(plan: StepPlan, view: StepView) -> None:
-    """Keys and values of every row of the block, and every delta that is reused, belong to the row's current token."""
+    """Keys and values of every row that is not hidden, and every delta that is reused, are of the row's own token."""
     if plan.is_empty:  # mode `output` by definition: the last logits stand
         return
-    block = rows_between(0, view.block_size)
+    seen = rows_between(0, view.block_size) & ~plan.hidden
+    assert seen & (seen + 1) == NO_ROWS, f"hidden rows {describe(plan.hidden)} are not the block's last ones"
     for layer, rows in enumerate(plan.layers):
         if rows.attention:
-            _assert_none(block & ~rows.keys_values & _stale(view, "keys_values", layer), "keys", layer)
+            _assert_none(seen & ~rows.keys_values & _stale(view, "keys_values", layer), "keys", layer)
         carried = plan.carried(layer)
         _assert_none(carried & ~rows.attention & _stale(view, "attention", layer), "attention deltas", layer)
         _assert_none(carried & ~rows.mlp & _stale(view, "mlp", layer), "MLP deltas", layer)

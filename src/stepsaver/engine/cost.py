@@ -11,9 +11,8 @@ from typing import NamedTuple
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.reuse.rule import ReuseRule, Shares
-from stepsaver.engine.trace import ForwardRecord, SampleStep, Trace
+from stepsaver.engine.trace import DENOISING, ForwardRecord, SampleStep, Trace
 
-STEPS = ("full", "sub", "reused")  # the kinds of denoising steps
 NOTHING = Shares()
 
 
@@ -101,7 +100,7 @@ def trace_cost(config: ModelConfig, trace: Trace, bytes_per_number: int) -> Cost
     entries = list(trace.entries)
     return Cost(
         forwards=trace.forwards,
-        steps=sum(entry.kind in STEPS for entry in entries),
+        steps=sum(entry.kind in DENOISING for entry in entries),
         rows=sum(entry.rows for entry in entries),
         attention_row_layers=sum(entry.attention_run for entry in entries),
         attention_row_layers_reused=sum(entry.attention_reused for entry in entries),
@@ -154,7 +153,7 @@ def ceiling(config: ModelConfig, baseline: Trace, rules: tuple[ReuseRule, ...], 
     plain = cheapest = 0.0
     for entry in baseline.entries:
         plain += entry_flops(config, entry)
-        shares = [rule.reusable(entry, decoding, config.layers) for rule in rules] if entry.kind in STEPS else []
+        shares = [rule.reusable(entry, decoding, config.layers) for rule in rules] if entry.kind in DENOISING else []
         free = Shares(*(min(1.0, sum(part)) for part in zip(*shares, strict=True))) if shares else NOTHING
         cheapest += entry_flops(config, entry, free)
     return plain / cheapest

@@ -1,25 +1,26 @@
 """What a batch is decoded with, and the execution of one forward: plans in, proposals out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stepsaver.engine.base_plan import prefill_plan
 from stepsaver.engine.decode.policy import DecodePolicy
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.forward import Executed, Memory, run_step
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
-from stepsaver.engine.plan import StepPlan, prefill_plan
+from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.reuse.rule import ReuseRule, plan_rest
 from stepsaver.engine.rows import Rows, row_list
 from stepsaver.engine.sampling import NonFiniteLogits, Proposals, Sampling, propose, uniform
-from stepsaver.engine.state import BlockState, Sample
+from stepsaver.engine.state import BlockState, Request, Sample
 from stepsaver.engine.trace import LayersRun
 from stepsaver.engine.view import StepView, step_view
 
@@ -37,12 +38,36 @@ class StepEvent(NamedTuple):
     revealed: Rows
 
 
+class Outcome(NamedTuple):
+    """What a step led to: how many rows became tokens, and what to tell those who watch."""
+
+    revealed: int
+    event: StepEvent | None = None
+
+
+class Moves(Protocol):
+    """How samples advance: block diffusion (`denoise.py`) or verified drafts."""
+
+    def join(self, decoder: "Decoder", index: int, request: Request, slot: int) -> Sample:
+        """A sample with its slot, its context still to be prefilled."""
+        ...
+
+    def turns(self, decoder: "Decoder", sample: Sample) -> list["Turn"]:
+        """What the sample does in the next forward."""
+        ...
+
+    def take(self, decoder: "Decoder", run: list["Turn"], proposals: list[Proposals]) -> list[Outcome]:
+        """Acts on what the sample's turns gave, one outcome each."""
+        ...
+
+
 @dataclass(frozen=True)
 class Decoder:
     """Everything that stays the same while a batch is decoded."""
 
     model: Transformer
     memory: Memory
+    moves: Moves
     decoding: Decoding
     policy: DecodePolicy
     rules: tuple[ReuseRule, ...]
@@ -53,86 +78,98 @@ class Decoder:
     finished: Callable[[list[int]], bool] | None = None
 
 
-class Executions(NamedTuple):
-    """What a forward gave: the steps as they were run, and proposals for the tokens behind the rows they read."""
+class Turn(NamedTuple):
+    """A sample's share of a forward: a step, the block that it is part of, and what the rules saw before it.
 
-    steps: list[Step]
+    A sample may have several in one forward: every row's keys and values are written before any row attends.
+    """
+
+    sample: Sample
+    block: BlockState
+    step: Step
+    view: StepView | None = None  # None: a prefill, of which nothing is left out
+
+    @property
+    def plan(self) -> StepPlan:
+        return self.step.plan
+
+
+class Execution(NamedTuple):
+    """What a forward gave: the turns with their plans as they were run, and proposals for what their reads predict."""
+
+    turns: list[Turn]
     proposals: list[Proposals]
     layers: LayersRun
     seconds: float
 
 
-def execute(
-    decoder: Decoder, samples: list[Sample], steps: list[Step], options: list[tuple[int, ...]] | None = None
-) -> Executions:
-    """Runs all plans that are not empty. Returns each sample's proposals for the rows it reads.
+def execute(decoder: Decoder, turns: list[Turn], targets: list[tuple[int, ...]] | None = None) -> Execution:
+    """Runs all plans that are not empty, in one forward.
 
-    `options` are the tokens to be scored behind each row that is read; by default those of the samples themselves.
+    `targets` are the tokens to be scored for each row that is read; by default those of the samples' own writers.
     """
     started = perf_counter()
-    running = [place for place, step in enumerate(steps) if not step.plan.is_empty]
+    running = [index for index, turn in enumerate(turns) if not turn.plan.is_empty]
     if not running:
-        return Executions(steps, [_NOTHING] * len(steps), LayersRun(), 0.0)
+        return Execution(turns, [_NOTHING] * len(turns), LayersRun(), 0.0)
     if not decoder.decoding.prefix_cache:
-        _recompute_context(decoder, samples, steps)
+        _recompute_contexts(decoder, turns)
     memory = decoder.memory
-    if steps[running[0]].plan.kind == "prefill":
+    if turns[running[0]].plan.kind == "prefill":
         memory = memory._replace(deltas=None)
-    blocks = [samples[place].block for place in running]
-    output = run_step(decoder.model, memory, [steps[place] for place in running], partial(_plan_again, decoder, blocks))
+    blocks = [turns[index].block for index in running]
+    output = run_step(
+        decoder.model, memory, [turns[index].step for index in running], partial(_plan_again, decoder, blocks)
+    )
     _check_executed(output.executed, [step.plan for step in output.steps])
-    final = list(steps)
-    for place, step in zip(running, output.steps, strict=True):
-        final[place] = step
-    if options is None:
-        options = options_behind(samples, final)
-    proposals = _propose(decoder, samples, final, output.logits, options)
+    final = list(turns)
+    for index, step in zip(running, output.steps, strict=True):
+        final[index] = turns[index]._replace(step=step)
+    proposals = _propose(decoder, final, output.logits, _targets_of(final) if targets is None else targets)
     if output.drift is not None:
         _note_drift(blocks, output.steps, output.drift)
     executed = output.executed
     layers = LayersRun(executed.attention_layers, executed.keys_values_layers, executed.mlp_layers)
-    return Executions(final, proposals, layers, perf_counter() - started)
+    return Execution(final, proposals, layers, perf_counter() - started)
 
 
-def _propose(
-    decoder: Decoder, samples: list[Sample], steps: list[Step], logits: Tensor, options: list[tuple[int, ...]]
-) -> list[Proposals]:
-    reads = [step.plan.reads.bit_count() for step in steps]
-    uniforms = [] if decoder.sampling.is_greedy else _uniforms(decoder, samples, steps)
+def _propose(decoder: Decoder, turns: list[Turn], logits: Tensor, targets: list[tuple[int, ...]]) -> list[Proposals]:
+    reads = [turn.plan.reads.bit_count() for turn in turns]
+    uniforms = [] if decoder.sampling.is_greedy else _uniforms(decoder, turns)
     try:
         proposals = propose(
             logits,
             mask_id=decoder.decoding.mask_id,
             sampling=decoder.sampling,
             uniforms=uniforms,
-            options=options,
+            targets=targets,
         )
     except NonFiniteLogits as error:
-        raise _named(error, samples, steps, reads) from None
+        raise _named(error, turns, reads) from None
     ends = np.cumsum(reads)
     return [
         Proposals(
             proposals.tokens[end - count : end],
             proposals.confidence[end - count : end],
-            proposals.option_scores[end - count : end],
+            proposals.target_scores[end - count : end],
         )
         for end, count in zip(ends, reads, strict=True)
     ]
 
 
-def options_behind(samples: list[Sample], steps: list[Step]) -> list[tuple[int, ...]]:
-    """The tokens to be scored behind each row that is read; an empty list if no sample is scored."""
-    if all(sample.request.options is None for sample in samples):
-        return []
-    return [
-        sample.request.options_at(step.start + row + 1)
-        for sample, step in zip(samples, steps, strict=True)
-        for row in row_list(step.plan.reads)
-    ]
+def _targets_of(turns: list[Turn]) -> list[tuple[int, ...]]:
+    """The tokens to be scored for each row that is read; an empty list if there are none at all."""
+    targets = [turn.sample.request.writer.targets(position) for turn, position in _predicted_positions(turns)]
+    return targets if any(targets) else []
+
+
+def _predicted_positions(turns: list[Turn]) -> Iterator[tuple[Turn, int]]:
+    """For each row that is read, the position whose token it predicts."""
+    return ((turn, turn.step.start + row) for turn in turns for row in row_list(turn.plan.predicted))
 
 
 def _plan_again(decoder: Decoder, blocks: list[BlockState], steps: Sequence[Step], drift_N: Tensor) -> list[Step]:
-    """In the middle of a forward: lets the rules that wanted to know the drift take away work of the layers behind."""
+    """In the middle of a forward: lets the rules that wanted to know the drift take away work of the layers after."""
     planned: list[Step] = []
     for block, step, drift in zip(blocks, steps, _split_rows(steps, drift_N), strict=True):
         if step.plan.ask_after is None:
@@ -160,6 +197,7 @@ def view_of(decoder: Decoder, block: BlockState) -> StepView:
     return step_view(
         block,
         layers=decoder.model.config.layers,
+        prediction=decoding.prediction,
         sub_block_size=decoding.sub_block_size,
         block_cache=decoding.block_cache,
     )
@@ -168,14 +206,15 @@ def view_of(decoder: Decoder, block: BlockState) -> StepView:
 _NOTHING = Proposals(np.empty(0, dtype=np.int64), np.empty(0), [])
 
 
-def _recompute_context(decoder: Decoder, samples: list[Sample], steps: list[Step]) -> None:
+def _recompute_contexts(decoder: Decoder, turns: list[Turn]) -> None:
     """Without a prefix cache every forward runs the context again."""
-    for sample, step in zip(samples, steps, strict=True):
-        if step.plan.is_empty or step.plan.kind == "prefill" or not sample.context:
+    for turn in turns:
+        context = turn.sample.context
+        if turn.plan.is_empty or turn.plan.kind == "prefill" or not context:
             continue
-        plan = prefill_plan(len(sample.context), reads_last=False, layers=decoder.model.config.layers)
-        context = Step(sample.slot, 0, np.array(sample.context), decoder.decoding.block_size, plan)
-        run_step(decoder.model, decoder.memory._replace(deltas=None), [context])
+        plan = prefill_plan(len(context), reads_last=False, layers=decoder.model.config.layers)
+        step = Step(turn.sample.slot, 0, np.array(context), decoder.decoding.block_size, plan)
+        run_step(decoder.model, decoder.memory._replace(deltas=None), [step])
 
 
 def _check_executed(executed: Executed, plans: list[StepPlan]) -> None:
@@ -190,20 +229,18 @@ def _check_executed(executed: Executed, plans: list[StepPlan]) -> None:
     assert counted == planned, f"row-layers executed {counted} differ from the plan's {planned}"
 
 
-def _uniforms(decoder: Decoder, samples: list[Sample], steps: list[Step]) -> list[float]:
-    """One random number per row that is read, for the token behind it."""
+def _uniforms(decoder: Decoder, turns: list[Turn]) -> list[float]:
+    """One random number per row that is read, for the token that it predicts."""
     return [
-        uniform(decoder.sampling.seed, sample.request.key, step.start + row + 1, sample.block.steps)
-        for sample, step in zip(samples, steps, strict=True)
-        for row in row_list(step.plan.reads)
+        uniform(decoder.sampling.seed, turn.sample.request.key, position, turn.block.steps)
+        for turn, position in _predicted_positions(turns)
     ]
 
 
-def _named(error: NonFiniteLogits, samples: list[Sample], steps: list[Step], reads: list[int]) -> NonFiniteLogits:
-    place = int(np.searchsorted(np.cumsum(reads), error.row, side="right"))
-    sample, step = samples[place], steps[place]
+def _named(error: NonFiniteLogits, turns: list[Turn], reads: list[int]) -> NonFiniteLogits:
+    turn = turns[int(np.searchsorted(np.cumsum(reads), error.row, side="right"))]
     return NonFiniteLogits(
         error.row,
-        f"logits are not finite: sample {sample.index}, block at position {step.start}, "
-        f"step {sample.block.steps} ({step.plan.kind})",
+        f"logits are not finite: sample {turn.sample.index}, block at position {turn.step.start}, "
+        f"step {turn.block.steps} ({turn.plan.kind})",
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.prediction import PREDICTIONS, Prediction, Predicts
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,11 @@ class Decoding:
     bos_id: int | None
     prefix_cache: bool = True
     block_cache: bool = True
+    predicts: Predicts = "next"
+
+    @property
+    def prediction(self) -> Prediction:
+        return PREDICTIONS[self.predicts]
 
 
 def resolve_decoding(
@@ -48,4 +54,4 @@ def resolve_decoding(
     for stop in stops:
         if not 0 <= stop < config.vocab:
             raise UsageError(f"stop id {stop} is outside the vocabulary of {config.vocab}")
-    return Decoding(block, sub_block, mask, tuple(stops), config.bos_id, prefix_cache, block_cache)
+    return Decoding(block, sub_block, mask, tuple(stops), config.bos_id, prefix_cache, block_cache, config.predicts)

@@ -6,6 +6,7 @@ from time import perf_counter
 
 import torch
 
+from stepsaver.engine import denoise
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.decode.policy import DecodePolicy
 from stepsaver.engine.decode.threshold import Threshold
@@ -136,7 +137,7 @@ class Engine:
         decoding = replace(self.decoding, stop_ids=())  # a continuation is scored to its end whatever it holds
         decoder = self._decoder([each.request for each in merged], trace, decoding=decoding)
         for sample in decode(decoder, [each.request for each in merged], trace):
-            yield from scores_of(sample, merged[sample.index].answers)
+            yield from scores_of(merged[sample.index], sample)
 
     def _score_by_reference(self, requests: list[ScoreRequest], trace: Trace) -> Iterator[Score]:
         if not self.decoding.stop_ids:
@@ -201,6 +202,7 @@ class Engine:
         return Decoder(
             self.model,
             memory,
+            denoise,
             decoding or self.decoding,
             self.policy,
             self.rules,

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepsaver.engine.attention import Attending, Segment, block_causal_mask, plan_attending
+from stepsaver.engine.attention import Attending, Segment, plan_attending
 from stepsaver.engine.cache import DeltaCache, Index, KeyValueCache
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.plan import StepPlan
@@ -15,7 +15,10 @@ from stepsaver.engine.rows import Rows, row_index
 
 
 class Step(NamedTuple):
-    """One sample's share of a forward: the tokens from position `start` on, and the plan for them."""
+    """One sample's share of a forward: the tokens from position `start` on, and the plan for them.
+
+    A row sees everything before `start`, and from there on all rows up to the end of its block.
+    """
 
     slot: int
     start: int
@@ -23,13 +26,22 @@ class Step(NamedTuple):
     block_size: int
     plan: StepPlan
 
+    @property
+    def seen(self) -> int:
+        """Rows of context that its last row sees, its block included."""
+        return self.start + len(self.tokens) - self.plan.hidden.bit_count()
+
+    def lengths(self, rows: Rows) -> Index:
+        """How many rows of its slot each of some rows sees."""
+        ends = (row_index(rows) // self.block_size + 1) * self.block_size
+        return np.minimum(self.start + ends, self.seen)
+
 
 class PackedRows(NamedTuple):
-    """The windows of all samples, one behind the other."""
+    """The windows of all samples, one after the other."""
 
     tokens: Tensor
     positions: Tensor
-    masks: tuple[Tensor | None, ...]  # per sample, for a prefill of several blocks
 
 
 class Subset(NamedTuple):
@@ -61,7 +73,7 @@ class PackedRun(NamedTuple):
     queries: Subset
     query_rotation: Rotation
     attending: Attending
-    kept: Tensor | None  # the rows that go on behind the keys and values; None: all
+    kept: Tensor | None  # the rows that go on after the keys and values; None: all
     attention: Part
     mlp: Part
 
@@ -73,7 +85,6 @@ def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:
     return PackedRows(
         tokens=_tensor(tokens, device),
         positions=_tensor(positions, device),
-        masks=tuple(_mask(step, device) for step in steps),
     )
 
 
@@ -110,7 +121,7 @@ def pack_run(
         places=_places(steps, keys_values, cache),
         queries=queries,
         query_rotation=queries.select(rotation),
-        attending=plan_attending(_segments(steps, attention, rows.masks), cache),
+        attending=plan_attending(_segments(steps, attention), cache),
         kept=kept_rows.places,
         attention=_part(steps, attention, kept, deltas, device),
         mlp=_part(steps, mlp, kept, deltas, device),
@@ -158,25 +169,15 @@ def _delta_index(steps: Sequence[Step], parts: list[Rows], deltas: DeltaCache | 
     return _tensor(np.concatenate(index), device)
 
 
-def _segments(steps: Sequence[Step], queries: list[Rows], masks: tuple[Tensor | None, ...]) -> list[Segment]:
+def _segments(steps: Sequence[Step], queries: list[Rows]) -> list[Segment]:
     segments: list[Segment] = []
     start = 0
-    for step, rows, mask in zip(steps, queries, masks, strict=True):
+    for step, rows in zip(steps, queries, strict=True):
         count = rows.bit_count()
         if count:
-            chosen = (
-                mask if mask is None or rows == step.plan.window else mask[torch.from_numpy(row_index(rows).copy())]
-            )
-            segments.append(Segment(start, start + count, step.slot, step.start + len(step.tokens), chosen))
+            segments.append(Segment(start, start + count, step.slot, step.lengths(rows)))
         start += count
     return segments
-
-
-def _mask(step: Step, device: torch.device) -> Tensor | None:
-    rows = len(step.tokens)
-    if rows == step.block_size:  # one block: every row sees every other one
-        return None
-    return block_causal_mask(step.start, rows, block_size=step.block_size, device=device)
 
 
 def _tensor(array: Index, device: torch.device) -> Tensor:

@@ -2,7 +2,8 @@
 
 A plan names, for every layer, the rows whose attention runs, the rows whose keys and values are rewritten, and the rows
 whose MLP runs. A row of the window whose part does not run takes that part's delta from the delta cache. In the last
-layer only the rows whose logits are read go on behind the keys and values.
+layer only the rows whose logits are read go on after the keys and values. What a step runs without rules is in
+`base_plan.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from stepsaver.engine.rows import NO_ROWS, Rows, describe, is_subset, rows_between
+from stepsaver.engine.prediction import NEXT, Prediction
+from stepsaver.engine.rows import NO_ROWS, Rows, describe, is_subset
 
 Kind = Literal["prefill", "full", "sub", "commit", "reused"]
 
@@ -41,6 +43,8 @@ class StepPlan:
     window: Rows  # the rows that carry a hidden state through this step
     reads: Rows  # the rows whose logits are read
     layers: tuple[LayerRows, ...]
+    prediction: Prediction = NEXT  # which tokens the reads predict
+    hidden: Rows = NO_ROWS  # the block's last rows, if they are neither computed nor attended to
     ask_after: int | None = None  # the rules are asked again when this layer has run
 
     def __le__(self, other: "StepPlan") -> bool:
@@ -48,6 +52,7 @@ class StepPlan:
         return (
             is_subset(self.window, other.window)
             and is_subset(self.reads, other.reads)
+            and is_subset(other.hidden, self.hidden)
             and all(
                 is_subset(mine.attention, theirs.attention)
                 and is_subset(mine.keys_values, theirs.keys_values)
@@ -64,7 +69,8 @@ class StepPlan:
             f" keys {describe(run.rows.keys_values)} mlp {describe(run.rows.mlp)}"
             for run in self.runs
         )
-        return f"{self.kind}: rows {describe(self.window)}; {layers}; head {describe(self.reads)}"
+        hidden = f"; hidden {describe(self.hidden)}" if self.hidden else ""
+        return f"{self.kind}: rows {describe(self.window)}{hidden}; {layers}; head {describe(self.reads)}"
 
     @property
     def is_empty(self) -> bool:
@@ -75,20 +81,25 @@ class StepPlan:
     def rows(self) -> int:
         return self.window.bit_count()
 
+    @property
+    def predicted(self) -> Rows:
+        """The rows whose tokens the rows that are read predict, in the same order."""
+        return self.prediction.predicted(self.reads)
+
     @cached_property
     def runs(self) -> tuple[LayerRun, ...]:
         return tuple(layer_runs(self.layers))
 
     @cached_property
     def run_everywhere(self) -> Rows:
-        """The rows whose MLP runs in every layer, the last one aside, behind which fewer rows go on."""
+        """The rows whose MLP runs in every layer, the last one aside, after which fewer rows go on."""
         rows = self.window
         for run in self.runs[:-1]:
             rows &= run.rows.mlp
         return rows
 
     def carried(self, layer: int) -> Rows:
-        """The rows that have a hidden state behind this layer's keys and values."""
+        """The rows that have a hidden state after this layer's keys and values."""
         return self.reads if layer == len(self.layers) - 1 else self.window
 
     @cached_property
@@ -121,14 +132,33 @@ class StepPlan:
         """The plan without the rows outside `rows`. Rows left out keep the keys and values that they have."""
         return self if is_subset(self.window, rows) else _within(self, self.window & rows)
 
+    def hiding(self, rows: Rows) -> "StepPlan":
+        """The plan of a block that ends before `rows`, its last ones: they are neither computed nor attended to."""
+        return self if is_subset(rows, self.hidden) else _hiding(self, self.hidden | rows)
+
 
 @lru_cache(maxsize=4096)  # the same plans come again and again, and one that is kept has counted its rows already
 def _within(plan: StepPlan, rows: Rows) -> StepPlan:
+    kind: Kind = plan.kind
+    if kind == "full":
+        kind = "sub"
+    if kind == "sub" and not rows:
+        kind = "reused"
+    return _cut(plan, rows, kind, plan.hidden)
+
+
+@lru_cache(maxsize=4096)
+def _hiding(plan: StepPlan, hidden: Rows) -> StepPlan:
+    return _cut(plan, plan.window & ~hidden, plan.kind, hidden)
+
+
+def _cut(plan: StepPlan, rows: Rows, kind: Kind, hidden: Rows) -> StepPlan:
     return replace(
         plan,
-        kind="sub" if rows else "reused",
+        kind=kind,
         window=rows,
         reads=plan.reads & rows,
+        hidden=hidden,
         layers=tuple(
             layer for run in plan.runs for layer in (LayerRows(*(part & rows for part in run.rows)),) * run.length
         ),
@@ -136,7 +166,7 @@ def _within(plan: StepPlan, rows: Rows) -> StepPlan:
 
 
 def layer_runs(layers: Sequence[LayerRows]) -> Iterator[LayerRun]:
-    """Groups consecutive layers that run the same rows. The last layer stands alone: behind it fewer rows go on."""
+    """Groups consecutive layers that run the same rows. The last layer stands alone: after it fewer rows go on."""
     first = 0
     for index in range(1, len(layers) + 1):
         if index >= len(layers) - 1 or layers[index] != layers[first]:
@@ -145,24 +175,14 @@ def layer_runs(layers: Sequence[LayerRows]) -> Iterator[LayerRun]:
 
 
 @lru_cache(maxsize=4096)
-def whole_plan(kind: Kind, *, window: Rows, reads: Rows, layers: int) -> StepPlan:
-    """Every layer on every row of the window; behind the last layer's keys and values only the rows that are read."""
+def whole_plan(kind: Kind, *, window: Rows, reads: Rows, layers: int, prediction: Prediction = NEXT) -> StepPlan:
+    """Every layer on every row of the window; after the last layer's keys and values only the rows that are read."""
     inner = LayerRows(window, window, window)
-    return StepPlan(kind, window, reads, (inner,) * (layers - 1) + (LayerRows(reads, window, reads),))
+    last = LayerRows(reads, window, reads)
+    return StepPlan(kind, window, reads, (inner,) * (layers - 1) + (last,), prediction)
 
 
 @lru_cache(maxsize=64)
 def empty_plan(layers: int) -> StepPlan:
+    """No forward: the last logits stand."""
     return StepPlan("reused", NO_ROWS, NO_ROWS, (LayerRows(NO_ROWS, NO_ROWS, NO_ROWS),) * layers)
-
-
-def prefill_plan(rows: int, *, reads_last: bool, layers: int) -> StepPlan:
-    reads = rows_between(rows - 1, rows) if reads_last else NO_ROWS
-    return whole_plan("prefill", window=rows_between(0, rows), reads=reads, layers=layers)
-
-
-def commit_plan(block_size: int, *, layers: int) -> StepPlan:
-    """All rows of a finished block; its last row predicts the first token of the next block."""
-    return whole_plan(
-        "commit", window=rows_between(0, block_size), reads=rows_between(block_size - 1, block_size), layers=layers
-    )

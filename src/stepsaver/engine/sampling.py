@@ -5,7 +5,7 @@ The mask token is never proposed; the softmax normaliser keeps it, as in the ref
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,11 +38,15 @@ class Sampling:
 
 
 class Proposals(NamedTuple):
-    """Per row that was read: the token proposed behind it, how sure the model is, and how likely its options are."""
+    """Per row that was read: the token that it predicts, how sure the model is, and how likely its targets are."""
 
     tokens: NDArray[np.int64]
     confidence: NDArray[np.float64]
-    option_scores: list[NDArray[np.float64]]  # log-probabilities; empty arrays where nothing is scored
+    target_scores: list[NDArray[np.float64]]  # log-probabilities; empty arrays where nothing is scored
+
+    def each(self) -> Iterator[tuple[int, NDArray[np.float64]]]:
+        """Per row, the token and the scores of the targets."""
+        return zip(self.tokens.tolist(), self.target_scores, strict=True)
 
 
 class NonFiniteLogits(ArithmeticError):
@@ -66,12 +70,12 @@ def propose(
     mask_id: int,
     sampling: Sampling,
     uniforms: Sequence[float] = (),
-    options: Sequence[tuple[int, ...]] = (),
+    targets: Sequence[tuple[int, ...]] = (),
 ) -> Proposals:
-    """The proposals of all rows with one transfer to the host; `options` are the tokens to be scored, row by row."""
+    """The proposals of all rows with one transfer to the host; `targets` are the tokens to be scored, row by row."""
     logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     rows = len(logits_NV)
-    scored = _option_scores(logits_NV, options)
+    scored = _target_scores(logits_NV, targets)
     if sampling.is_greedy and kernels.serve(logits_NV.dtype, logits_NV.device):
         chosen = kernels.most_likely(logits_NV, mask_id).t()
     else:
@@ -80,8 +84,8 @@ def propose(
     tokens, confidence, sums = host[: 3 * rows].reshape(3, rows)
     if not np.isfinite(sums).all():
         raise NonFiniteLogits(int(np.argmin(np.isfinite(sums))))
-    ends = np.cumsum([len(each) for each in options])
-    split = np.split(host[3 * rows :], ends[:-1]) if len(options) else [host[:0]] * rows
+    ends = np.cumsum([len(each) for each in targets])
+    split = np.split(host[3 * rows :], ends[:-1]) if len(targets) else [host[:0]] * rows
     return Proposals(tokens.astype(np.int64), confidence, split)
 
 
@@ -108,12 +112,12 @@ def _most_likely(logits_NV: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
     return tokens, probabilities.gather(-1, tokens[:, None])[:, 0]
 
 
-def _option_scores(logits_NV: Tensor, options: Sequence[tuple[int, ...]]) -> Tensor:
-    """The log-probabilities of the options of all rows."""
-    if not any(options):
+def _target_scores(logits_NV: Tensor, targets: Sequence[tuple[int, ...]]) -> Tensor:
+    """The log-probabilities of the targets of all rows."""
+    if not any(targets):
         return logits_NV.new_empty(0)
-    places = [row for row, tokens in enumerate(options) for _ in tokens]
-    tokens = [token for each in options for token in each]
+    places = [row for row, tokens in enumerate(targets) for _ in tokens]
+    tokens = [token for each in targets for token in each]
     index = torch.tensor([places, tokens], dtype=torch.int64).to(logits_NV.device, non_blocking=True)
     return logits_NV[index[0], index[1]] - logits_NV.logsumexp(-1)[index[0]]
 

@@ -1,7 +1,7 @@
 """Log-likelihoods by the decode loop: the policy chooses rows as in generation, the given tokens are put there.
 
-A request becomes one or several samples of the loop in `generate.py`; requests whose continuation is one token and that
-share a context become one sample with several options.
+A request becomes a sample of the loop in `generate.py`, with a writer of its own; requests whose continuation is one
+token and that share a context become one sample with several targets.
 """
 
 from collections import defaultdict
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.forward import Memory, run_step
@@ -18,7 +19,8 @@ from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
 from stepsaver.engine.rows import rows_between
 from stepsaver.engine.sampling import Sampling, propose
-from stepsaver.engine.state import Request, Sample, request_key
+from stepsaver.engine.state import Request, Sample, Writer, request_key
+from stepsaver.engine.trace import DENOISING
 
 Estimator = Literal["trajectory", "reference"]
 ESTIMATORS: tuple[Estimator, ...] = ("trajectory", "reference")
@@ -40,10 +42,39 @@ class Score:
     steps: int
 
 
+class TargetScores(NamedTuple):
+    """How likely each target of a position was when it was written, and what the model would have put there."""
+
+    log_probabilities: NDArray[np.float64]
+    proposed: int
+
+
+class GivenText(Writer):
+    """Writes given tokens whatever the model proposes, and keeps how likely they were."""
+
+    shares_contexts = True
+
+    def __init__(self, start: int, targets: tuple[tuple[int, ...], ...]) -> None:
+        self.positions = range(start, start + len(targets))
+        self.last = self.positions.stop
+        self.by_position = targets  # per position, tokens that may stand there; the first one is written
+        self.scores: dict[int, TargetScores] = {}
+
+    def targets(self, position: int) -> tuple[int, ...]:
+        return self.by_position[position - self.positions.start] if position in self.positions else ()
+
+    def write(self, position: int, proposed: int, scores: NDArray[np.float64]) -> int:
+        if position not in self.positions:  # what opens a block that nobody will decode
+            return proposed
+        self.scores[position] = TargetScores(scores, proposed)
+        return self.targets(position)[0]
+
+
 class ScoredRequest(NamedTuple):
-    """A sample of the loop, and the requests that it answers: option j of a single position, or all positions."""
+    """A sample of the loop, and the requests that it answers: target j of a single position, or all positions."""
 
     request: Request
+    writer: GivenText
     answers: tuple[int, ...]
 
 
@@ -55,31 +86,31 @@ def merge_requests(requests: Sequence[ScoreRequest]) -> list[ScoredRequest]:
         if len(continuation) == 1:
             single[context].append(index)
         else:
-            merged.append(ScoredRequest(_request(context, tuple((token,) for token in continuation)), (index,)))
+            merged.append(_scored(context, tuple((token,) for token in continuation), (index,)))
     for context, indices in single.items():
         tokens = tuple(requests[index].continuation_ids[0] for index in indices)
-        merged.append(ScoredRequest(_request(context, (tokens,)), tuple(indices)))
+        merged.append(_scored(context, (tokens,), tuple(indices)))
     # samples with the same context stand together, so that they join the batch together and share its prefill
     return sorted(merged, key=lambda each: (len(each.request.prompt), each.request.prompt), reverse=True)
 
 
-def _request(context: tuple[int, ...], options: tuple[tuple[int, ...], ...]) -> Request:
-    return Request(context, len(options), request_key(context, None), options)
+def _scored(context: tuple[int, ...], targets: tuple[tuple[int, ...], ...], answers: tuple[int, ...]) -> ScoredRequest:
+    writer = GivenText(len(context), targets)
+    return ScoredRequest(Request(context, len(targets), request_key(context, None), writer), writer, answers)
 
 
-def scores_of(sample: Sample, answers: tuple[int, ...]) -> Iterator[Score]:
+def scores_of(scored: ScoredRequest, sample: Sample) -> Iterator[Score]:
     """The scores of all requests that a finished sample answers."""
-    options = sample.request.options
-    assert options is not None
-    steps = sum(step.kind in ("full", "sub", "reused") for step in sample.steps)
-    found = [sample.scores[len(sample.request.prompt) + place] for place in range(len(options))]
-    if len(options) == 1:
-        for place, index in enumerate(answers):
-            is_greedy = found[0].proposed == options[0][place]
-            yield Score(index, float(found[0].log_probabilities[place]), is_greedy, steps)
+    writer, answers = scored.writer, scored.answers
+    steps = sum(step.kind in DENOISING for step in sample.steps)
+    found = [writer.scores[position] for position in writer.positions]
+    if len(found) == 1:
+        (only,), (tokens,) = found, writer.by_position
+        for log_probability, token, index in zip(only.log_probabilities, tokens, answers, strict=True):
+            yield Score(index, float(log_probability), only.proposed == token, steps)
         return
     total = float(sum(each.log_probabilities[0] for each in found))
-    is_greedy = all(each.proposed == tokens[0] for each, tokens in zip(found, options, strict=True))
+    is_greedy = all(each.proposed == tokens[0] for each, tokens in zip(found, writer.by_position, strict=True))
     yield Score(answers[0], total, is_greedy, steps)
 
 
@@ -89,7 +120,10 @@ def reference_step(request: ScoreRequest, slot: int, decoding: Decoding, layers:
     shown = [*request.context_ids, decoding.mask_id, *request.continuation_ids[1:], decoding.stop_ids[0]]
     rows = (len(shown) + decoding.block_size - 1) // decoding.block_size * decoding.block_size
     tokens = np.array(shown + [decoding.mask_id] * (rows - len(shown)), dtype=np.int64)
-    plan = whole_plan("prefill", window=rows_between(0, rows), reads=rows_between(length - 1, length), layers=layers)
+    reads = decoding.prediction.readers(rows_between(length, length + 1))
+    plan = whole_plan(
+        "prefill", window=rows_between(0, rows), reads=reads, layers=layers, prediction=decoding.prediction
+    )
     return Step(slot, 0, tokens, decoding.block_size, plan)
 
 
@@ -98,9 +132,9 @@ def run_reference(
 ) -> list[tuple[float, bool]]:
     """Log-likelihood of each request's first target token, and whether it was the arg-max."""
     logits = run_step(model, memory, steps).logits
-    options = [request.continuation_ids[:1] for request in requests]
-    proposals = propose(logits, mask_id=mask_id, sampling=Sampling(), options=options)
+    targets = [request.continuation_ids[:1] for request in requests]
+    proposals = propose(logits, mask_id=mask_id, sampling=Sampling(), targets=targets)
     return [
         (float(scores[0]), bool(token == request.continuation_ids[0]))
-        for scores, token, request in zip(proposals.option_scores, proposals.tokens, requests, strict=True)
+        for scores, token, request in zip(proposals.target_scores, proposals.tokens, requests, strict=True)
     ]

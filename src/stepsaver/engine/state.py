@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,48 +10,52 @@ from numpy.typing import NDArray
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.plan import LayerRun, StepPlan
 from stepsaver.engine.rows import NO_ROWS, Rows, first_row, row_index, rows_between
+from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.trace import SampleStep
 
 Finish = Literal["stop", "length"]
 NEVER = -1  # the stamp of a row that was not computed in this block yet
 
 
+class Writer:
+    """What goes into revealed rows. Generation writes what the model proposes; scoring has a writer of its own."""
+
+    shares_contexts: ClassVar[bool] = False  # with other requests whose context is the same
+    last: int | None = None  # rows from this position on stay masked; None: blocks are finished
+
+    def targets(self, position: int) -> tuple[int, ...]:
+        """The tokens whose probability is asked for at a position."""
+        return ()
+
+    def write(self, position: int, proposed: int, scores: NDArray[np.float64]) -> int:
+        """The token for a position, given what the model proposes and how likely the targets are."""
+        return proposed
+
+
 @dataclass(frozen=True)
 class Request:
-    """What a caller asks for: a prompt of at least one token, and how far to go."""
+    """What a caller asks for: a prompt of at least one token, how far to go, and what is written."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
     key: bytes
-    options: tuple[tuple[int, ...], ...] | None = None  # to be scored: per position, tokens that may stand there
+    writer: Writer = field(default_factory=Writer)
 
     @property
     def end(self) -> int:
         """The first position that is not generated any more."""
         return len(self.prompt) + self.max_new_tokens
 
-    def options_at(self, position: int) -> tuple[int, ...]:
-        """The tokens whose probability is asked for at a position: none unless the request is scored."""
-        place = position - len(self.prompt)
-        return self.options[place] if self.options is not None and 0 <= place < len(self.options) else ()
-
 
 def request_key(prompt: tuple[int, ...], identity: str | None) -> bytes:
-    """What a sample's random numbers depend on: its id if it has one, else its prompt. Never its place in a batch."""
+    """What a sample's random numbers depend on: its id if it has one, else its prompt. Never its batch."""
     text = f"id:{identity}" if identity is not None else "prompt:" + ",".join(map(str, prompt))
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 class Ending(NamedTuple):
     finish: Finish
-    position: int  # the first position behind the text
-
-
-class OptionScores(NamedTuple):
-    """How likely each option of a position was when it was revealed, and what the model would have put there."""
-
-    log_probabilities: NDArray[np.float64]
-    proposed: int
+    position: int  # the first position after the text
 
 
 class Stamps(NamedTuple):
@@ -102,7 +106,7 @@ class BlockState:
     start: int  # absolute position of row 0
     tokens: NDArray[np.int64]
     masked: Rows
-    sealed: Rows  # masked rows that nobody will reveal: those behind a continuation that is scored
+    sealed: Rows  # masked rows that nobody will reveal: those after a continuation that is scored
     stamps: Stamps
     ages: Ages
     proposed: NDArray[np.int64]  # per row, the last token proposed for it
@@ -110,7 +114,7 @@ class BlockState:
     history: RowHistory
     steps: int = 0  # denoising steps so far, full, sub and reused
     steps_in_sub_block: int = 0
-    option_scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of each row
+    target_scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of rows with targets
     drift_since_full: float = 0.0  # mean drift of the rows recomputed in each step since the last full one, added up
 
     @property
@@ -121,6 +125,17 @@ class BlockState:
     def known(self) -> int:
         """How many rows from the first on are no longer masked."""
         return first_row(self.masked) if self.masked else self.size
+
+    def note(self, rows: Rows, proposed: Proposals) -> None:
+        """Keeps what a step proposed for some rows."""
+        index = row_index(rows)
+        self.proposed[index] = proposed.tokens
+        self.confidence[index] = proposed.confidence
+        self.target_scores.update(zip(index.tolist(), proposed.target_scores, strict=True))
+
+    def noted(self, row: int) -> tuple[int, NDArray[np.float64]]:
+        """The token last proposed for a row, and the scores of its targets."""
+        return int(self.proposed[row]), self.target_scores[row]
 
     def reveal(self, rows: Rows, tokens: NDArray[np.int64]) -> None:
         assert rows & ~self.masked == NO_ROWS, "a row is revealed once"
@@ -175,16 +190,19 @@ class BlockState:
             ages[layers, row_index(ran)] = 0
 
 
-def new_block(start: int, given: tuple[int, ...], *, decoding: Decoding, layers: int) -> BlockState:
-    """A block that opens with given tokens; the rest is masked."""
+def new_block(
+    start: int, given: tuple[int, ...], *, decoding: Decoding, layers: int, last: int | None = None
+) -> BlockState:
+    """A block that opens with given tokens; the rest is masked, and stays so from position `last` on."""
     size = decoding.block_size
     tokens = np.full(size, decoding.mask_id, dtype=np.int64)
     tokens[: len(given)] = given
+    masked = rows_between(len(given), size)
     return BlockState(
         start=start,
         tokens=tokens,
-        masked=rows_between(len(given), size),
-        sealed=NO_ROWS,
+        masked=masked,
+        sealed=NO_ROWS if last is None else masked & ~rows_between(0, max(0, last - start)),
         stamps=Stamps(np.full((3, layers, size), NEVER, dtype=np.int64)),
         ages=Ages(np.zeros((2, layers, size), dtype=np.int64)),
         proposed=np.full(size, decoding.mask_id, dtype=np.int64),
@@ -209,7 +227,6 @@ class Sample:
     block: BlockState
     ending: Ending | None = None
     steps: list[SampleStep] = field(default_factory=list)  # what was executed for it, in order
-    scores: dict[int, OptionScores] = field(default_factory=dict)  # per position, if the request is scored
 
     @property
     def is_finished(self) -> bool:
@@ -224,7 +241,7 @@ class Sample:
 
 
 def ending_of(sample: Sample, stop_ids: tuple[int, ...]) -> Ending | None:
-    """Where and why the sample ends, if it does: nothing behind a stop token or the limit can change its text."""
+    """Where and why the sample ends, if it does: nothing after a stop token or the limit can change its text."""
     block = sample.block
     first_generated = max(0, len(sample.request.prompt) - block.start)
     limit = sample.request.end - block.start

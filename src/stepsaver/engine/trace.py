@@ -7,6 +7,8 @@ from typing import NamedTuple
 from stepsaver.engine.plan import Kind, StepPlan
 from stepsaver.engine.rows import first_row
 
+DENOISING: tuple[Kind, ...] = ("full", "sub", "reused")  # the kinds of denoising steps
+
 
 class SampleStep(NamedTuple):
     """One sample's share of a forward. Row-layers are rows summed over layers."""

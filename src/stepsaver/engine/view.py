@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from stepsaver.engine.prediction import NEXT, Prediction
 from stepsaver.engine.rows import Rows, first_row, row_set, rows_between
 from stepsaver.engine.state import Ages, BlockState, RowHistory, Stamps
 
@@ -15,6 +16,7 @@ class StepView:
     """The state of one block before a step. Arrays are the block's own: read, never write."""
 
     layers: int
+    prediction: Prediction
     sub_block_size: int
     block_cache: bool
     step: int  # denoising steps of this block so far
@@ -65,9 +67,12 @@ class StepView:
         return row_set((self.stamps.keys_values != self.tokens).any(axis=0))
 
 
-def step_view(block: BlockState, *, layers: int, sub_block_size: int, block_cache: bool) -> StepView:
+def step_view(
+    block: BlockState, *, layers: int, sub_block_size: int, block_cache: bool, prediction: Prediction = NEXT
+) -> StepView:
     return StepView(
         layers=layers,
+        prediction=prediction,
         sub_block_size=sub_block_size,
         block_cache=block_cache,
         step=block.steps,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.trace import DENOISING, SampleStep
 
 InferencePath = Literal["generation", "scoring"]
 
@@ -52,7 +52,7 @@ def request_digest(arguments: tuple[Any, ...]) -> str:
 
 
 def count_denoising_steps(steps: tuple[SampleStep, ...]) -> int:
-    return sum(step.kind in ("full", "sub", "reused") for step in steps)
+    return sum(step.kind in DENOISING for step in steps)
 
 
 def record_to_json(record: RequestRecord) -> dict[str, Any]:

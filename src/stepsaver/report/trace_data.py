@@ -11,9 +11,10 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from stepsaver.engine import registry
+from stepsaver.engine.base_plan import commit_plan
 from stepsaver.engine.decoder import StepEvent
 from stepsaver.engine.engine import Completion, Engine
-from stepsaver.engine.plan import StepPlan, commit_plan
+from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_list
 from stepsaver.engine.trace import SampleStep
 

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stepsaver.engine.base_plan import cache_serves
 from stepsaver.engine.decode.policy import Candidates, Choice
 from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.rows import first_row
+from stepsaver.engine.rows import NO_ROWS, Rows
 from stepsaver.engine.view import StepView
 
 
@@ -32,7 +33,7 @@ class Forced:
         policy = Threshold(self.threshold)
         chosen = policy.choose(candidates, view).rows
         steps = 1
-        while (view.step + steps) % self.k and self._next_is_sub_step(chosen, view):
+        while (view.step + steps) % self.k and self._runs_sub_block(view, chosen, steps):
             rest = [
                 (row, sure)
                 for row, sure in zip(candidates.rows, candidates.confidences, strict=True)
@@ -43,7 +44,7 @@ class Forced:
             steps += 1
         return Choice(chosen, steps)
 
-    def _next_is_sub_step(self, chosen: int, view: StepView) -> bool:
-        """Whether the next step would run the sub-block alone: it has masked rows left, its first one is known."""
+    def _runs_sub_block(self, view: StepView, chosen: Rows, steps: int) -> bool:
+        """Whether the step after these would run the sub-block alone: then it is one that `mode=output` leaves out."""
         left = view.candidates & ~chosen
-        return view.block_cache and left != 0 and not left >> first_row(view.sub_block) & 1
+        return left != NO_ROWS and cache_serves(view, left, steps_ahead=steps)

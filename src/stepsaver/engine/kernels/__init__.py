@@ -11,6 +11,7 @@ import os
 from ctypes import c_float, c_long, c_void_p
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import NamedTuple
 
 import torch  # before the kernels, which then share its threads if it uses the same OpenMP
 from torch import Tensor
@@ -19,7 +20,7 @@ SIGNATURES = {
     "stepsaver_scale_rows": (c_void_p, c_void_p, c_void_p, c_long, c_long, c_float),
     "stepsaver_silu_product": (c_void_p, c_void_p, c_long, c_long),
     "stepsaver_copy_rows": (*[c_void_p] * 3, *[c_long] * 2),
-    "stepsaver_mix": (*[c_void_p] * 6, *[c_long] * 6),
+    "stepsaver_mix": (*[c_void_p] * 7, *[c_long] * 6, c_float),
     "stepsaver_most_likely": (c_void_p, c_void_p, c_long, c_long, c_long),
 }
 
@@ -125,15 +126,28 @@ def can_attend(head_dim: int, length: int) -> bool:
     return head_dim % 8 == 0 and head_dim <= LONGEST_HEAD and length <= LONGEST_CONTEXT
 
 
-def mix(
-    projected: Tensor, rotation: Tensor, stored: Tensor, places: Tensor | None, segments: Tensor | None
-) -> Tensor | None:
-    """Rotates packed rows in place, stores their keys and values in a layer's [slots, 2 K, capacity, E], and attends.
+class Norms(NamedTuple):
+    """Of each head's queries and keys: a factor per column of the former, then of the latter."""
 
-    A row [heads * E] holds its queries, and behind them its keys and values if they have places: counted over all heads
+    weight: Tensor  # [2 E]
+    eps: float
+
+
+def mix(
+    projected: Tensor,
+    rotation: Tensor,
+    stored: Tensor,
+    places: Tensor | None,
+    segments: Tensor | None,
+    norms: Norms | None = None,
+) -> Tensor | None:
+    """Norms and rotates packed rows in place, stores keys and values in a layer's [slots, 2 K, capacity, E], attends.
+
+    A row [heads * E] holds its queries, and after them its keys and values if they have places: counted over all heads
     of all slots, the first head goes to row places[n], each further one `capacity` rows on. `rotation` is as
-    `models/rope.py` makes it. `segments`: per sample that attends, the first of its rows, the one behind its last, its
-    slot, and its rows of context, as many as `can_attend` allows. Returns the mixed queries, of other rows whatever
+    `models/rope.py` makes it. `segments`: per sample that attends, the first of its rows, the one after its last, its
+    slot, how many rows of context the first one sees (at most what `can_attend` allows, for the last one too), and how
+    many more each one sees than the one before it. Returns the mixed queries, of other rows whatever
     happened to be in memory.
     """
     assert _library is not None
@@ -146,7 +160,8 @@ def mix(
     assert rotation.is_contiguous()
     assert stored.is_contiguous()
     assert places is None or (places.dtype == torch.int64 and places.shape == (rows,))
-    assert segments is None or (segments.dtype == torch.int64 and can_attend(head_dim, 0))
+    assert segments is None or (segments.dtype == torch.int64 and segments.shape[1] == 5 and can_attend(head_dim, 0))
+    assert norms is None or (norms.weight.dtype == torch.float32 and norms.weight.shape == (2 * head_dim,))
     out = None if segments is None else projected.new_empty((rows, heads * head_dim))
     _library.stepsaver_mix(
         projected.data_ptr(),
@@ -155,12 +170,14 @@ def mix(
         stored.data_ptr(),
         None if places is None else places.data_ptr(),
         None if segments is None else segments.data_ptr(),
+        None if norms is None else norms.weight.data_ptr(),
         rows,
         0 if segments is None else len(segments),
         heads,
         kv_rows // 2,
         head_dim,
         capacity,
+        0.0 if norms is None else norms.eps,
     )
     return out
 

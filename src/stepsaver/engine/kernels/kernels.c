@@ -60,14 +60,15 @@ typedef struct {
 typedef struct {
     void (*scale)(float *, const float *, float *, long, float);
     void (*silu_product)(const float *, const float *, float *, long);
+    void (*norm_heads)(float *, const float *, long, long, float);
     void (*rotate)(float *, const float *, const float *, long, long);
     float (*largest)(const float *, long);
     Sums (*sums_of)(const float *, long, float);
-    void (*attend)(const float *const *, float *const *, long, const float *, const float *, long, long, float);
+    void (*attend)(const float *const *, float *const *, long, const float *, const float *, const long *, long, float);
 } RowFunctions;
 
-static const RowFunctions plain = {scale_row_plain, silu_product_row_plain, rotate_row_plain, largest_plain, sums_of_plain,
-                                   attend_tile_plain};
+static const RowFunctions plain = {scale_row_plain, silu_product_row_plain, norm_heads_plain, rotate_row_plain,
+                                   largest_plain,   sums_of_plain,          attend_tile_plain};
 static const RowFunctions *rows_of = &plain;
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
@@ -78,8 +79,8 @@ static const RowFunctions *rows_of = &plain;
 #undef OF
 #pragma GCC pop_options
 
-static const RowFunctions avx2 = {scale_row_avx2, silu_product_row_avx2, rotate_row_avx2, largest_avx2, sums_of_avx2,
-                                  attend_tile_avx2};
+static const RowFunctions avx2 = {scale_row_avx2, silu_product_row_avx2, norm_heads_avx2, rotate_row_avx2,
+                                  largest_avx2,   sums_of_avx2,          attend_tile_avx2};
 
 __attribute__((constructor)) static void choose_instructions(void) {
     const char *wanted = getenv("STEPSAVER_KERNELS");
@@ -112,9 +113,10 @@ void stepsaver_copy_rows(const float *x, float *stored, const int64_t *places, l
         memcpy(stored + places[row] * width, x + row * width, (size_t)width * sizeof(float));
 }
 
-/* One sample's part of the packed queries: rows start to stop - 1 see the first `length` rows of a slot. */
+/* One sample's part of the packed queries: row start sees the first `length` rows of a slot, each row up to stop - 1
+ * `growth` more than the one before it. */
 typedef struct {
-    int64_t start, stop, slot, length;
+    int64_t start, stop, slot, length, growth;
 } Segment;
 
 /* Attends the queries from `first` on, at most TILE of them, of a sample's heads that share a key-value head. */
@@ -123,21 +125,27 @@ static void attend_task(const float *queries, float *out, const float *stored, S
     const long rows = segment.stop - segment.start, group = heads / kv_heads;
     const float *of_tile[TILE];
     float *to_tile[TILE];
-    long count = 0;
+    long lengths[TILE], count = 0;
     for (long query = first; query < rows * group && count < TILE; query++, count++) {
         const long row = segment.start + query % rows, head = kv_head * group + query / rows;
+        lengths[count] = segment.length + segment.growth * (query % rows);
         of_tile[count] = queries + row * query_stride + head * head_dim;
         to_tile[count] = out + (row * heads + head) * head_dim;
     }
     const float *keys = stored + (segment.slot * 2 * kv_heads + kv_head) * capacity * head_dim;
-    rows_of->attend(of_tile, to_tile, count, keys, keys + kv_heads * capacity * head_dim, segment.length, head_dim,
+    rows_of->attend(of_tile, to_tile, count, keys, keys + kv_heads * capacity * head_dim, lengths, head_dim,
                     1.0f / sqrtf((float)head_dim));
 }
 
-/* Turns a projected row in place, its queries and its keys if it has any, and puts keys and values where they belong. */
-static void place_row(float *row, const float *rotation, float *stored, const int64_t *place, long heads, long kv_heads,
-                      long head_dim, long capacity) {
+/* Norms and turns a projected row in place, its queries and its keys if it has any, and puts keys and values where they
+ * belong. */
+static void place_row(float *row, const float *rotation, float *stored, const int64_t *place, const float *norms,
+                      float eps, long heads, long kv_heads, long head_dim, long capacity) {
     const long half = head_dim / 2;
+    if (norms) {
+        rows_of->norm_heads(row, norms, heads, head_dim, eps);
+        if (place) rows_of->norm_heads(row + heads * head_dim, norms + head_dim, kv_heads, head_dim, eps);
+    }
     rows_of->rotate(row, rotation, rotation + head_dim + half, heads + (place ? kv_heads : 0), half);
     for (long head = 0; place && head < 2 * kv_heads; head++)
         memcpy(stored + (*place + head * capacity) * head_dim, row + (heads + head) * head_dim,
@@ -145,8 +153,8 @@ static void place_row(float *row, const float *rotation, float *stored, const in
 }
 
 void stepsaver_mix(float *projected, float *out, const float *rotation, float *stored, const int64_t *places,
-                   const Segment *segments, long rows, long count, long heads, long kv_heads, long head_dim,
-                   long capacity) {
+                   const Segment *segments, const float *norms, long rows, long count, long heads, long kv_heads,
+                   long head_dim, long capacity, float eps) {
     const long group = heads / kv_heads, stride = (heads + (places ? 2 * kv_heads : 0)) * head_dim;
     long most_queries = 0;
     for (long i = 0; i < count; i++) {
@@ -158,7 +166,7 @@ void stepsaver_mix(float *projected, float *out, const float *rotation, float *s
 #pragma omp for
         for (long row = 0; row < rows; row++)
             place_row(projected + row * stride, rotation + row * 2 * head_dim, stored, places ? places + row : NULL,
-                      heads, kv_heads, head_dim, capacity);
+                      norms, eps, heads, kv_heads, head_dim, capacity);
 #pragma omp for collapse(3) schedule(dynamic)
         for (long i = 0; i < count; i++)
             for (long kv_head = 0; kv_head < kv_heads; kv_head++)

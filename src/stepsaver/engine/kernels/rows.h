@@ -93,6 +93,20 @@ static Sums OF(sums_of)(const float *x, long width, float most) {
     return sums;
 }
 
+/* Each head's root-mean-square norm, in place; `weight` is a factor per column. */
+static void OF(norm_heads)(float *restrict x, const float *restrict weight, long heads, long width, float eps) {
+    for (long head = 0; head < heads; head++, x += width) {
+        float sums[8] = {0};
+        for (long i = 0; i + 8 <= width; i += 8)
+            for (long j = 0; j < 8; j++) sums[j] += x[i + j] * x[i + j];
+        for (long i = width / 8 * 8; i < width; i++) sums[i % 8] += x[i] * x[i];
+        for (long half = 4; half > 0; half /= 2)
+            for (long j = 0; j < half; j++) sums[j] += sums[j + half];
+        const float factor = 1.0f / sqrtf(sums[0] / (float)width + eps);
+        for (long i = 0; i < width; i++) x[i] *= factor * weight[i];
+    }
+}
+
 static void OF(rotate_row)(float *restrict x, const float *restrict cosines, const float *restrict sines, long heads,
                        long half) {
     for (long head = 0; head < heads; head++, x += 2 * half)
@@ -179,12 +193,15 @@ static ALWAYS_INLINE void OF(blend_all)(const float *shares, const float *sums, 
     if (column < head_dim) OF(blend)(shares, sums, outs, values, length, head_dim, column, 8, count);
 }
 
-/* Softmax attention of some queries over the same keys and values, which are read as they lie in the cache. Keys, then
- * columns of the values, are the lanes of vectors; up to TOGETHER queries share what is loaded. No query's result depends
- * on the others, nor on how many there are. */
+/* Softmax attention of some queries over the first keys and values of a slot, which are read as they lie in the cache.
+ * Keys, then columns of the values, are the lanes of vectors; up to TOGETHER queries share what is loaded. Each query
+ * sees as many rows as its length says, and its result does not depend on the other queries, nor on how many there are.
+ */
 static void OF(attend_tile)(const float *const *queries, float *const *outs, long count, const float *keys,
-                            const float *values, long length, long head_dim, float scale) {
+                            const float *values, const long *lengths, long head_dim, float scale) {
     float scores[TILE * LONGEST_CONTEXT], transposed[LONGEST_HEAD * CHUNK], last[LONGEST_HEAD * CHUNK], sums[TILE];
+    long length = 0;
+    for (long i = 0; i < count; i++) length = lengths[i] > length ? lengths[i] : length;
     const long groups = (count + TOGETHER - 1) / TOGETHER, together = (count + groups - 1) / groups;
     for (long l = 0; l < length; l += CHUNK) {
         const float *chunk = keys + l * head_dim;
@@ -200,10 +217,12 @@ static void OF(attend_tile)(const float *const *queries, float *const *outs, lon
             FOR_COUNT(count - i < together ? count - i : together, OF(score), queries + i, to, transposed, head_dim)
         }
     }
-    const long vectors = (length + 7) / 8 * 8;
     for (long i = 0; i < count; i++) {
-        for (long l = length; l < vectors; l++) scores[i * LONGEST_CONTEXT + l] = -FLT_MAX;
-        sums[i] = OF(exponentiate)(scores + i * LONGEST_CONTEXT, vectors, scale);
+        float *of_query = scores + i * LONGEST_CONTEXT;
+        const long vectors = (lengths[i] + 7) / 8 * 8;
+        for (long l = lengths[i]; l < vectors; l++) of_query[l] = -FLT_MAX;
+        sums[i] = OF(exponentiate)(of_query, vectors, scale);
+        for (long l = lengths[i]; l < length; l++) of_query[l] = 0.0f; /* rows that others of the tile see */
     }
     for (long i = 0; i < count; i += together) {
         const float *shares = scores + i * LONGEST_CONTEXT;

@@ -7,6 +7,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from stepsaver.engine.errors import unknown_name
+from stepsaver.engine.prediction import Predicts
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,9 @@ class Architecture:
     output_bias: bool  # whether the attention's output projection has a bias where q, k and v have one
     mask_id: int | None  # the family's mask token where neither config nor tokenizer name one
     block_size: int  # where config.json has no `bd_size`
+    predicts: Predicts = "next"  # what the logits of a row predict: the token after it, or its own
+    head_norms: bool = False  # whether each head's queries and keys are normed before they are rotated
+    sub_block_size: int | None = None  # rows of a block that are decoded at a time; None: all of them
 
     def qkv_bias(self, config: Mapping[str, Any]) -> bool:
         return bool(config.get("attention_bias", False)) if self.attention_bias is None else self.attention_bias

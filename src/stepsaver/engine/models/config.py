@@ -9,6 +9,7 @@ from typing import Any
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.rope import Rope, parse_rope
+from stepsaver.engine.prediction import Predicts
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    head_norms: bool = False
+    predicts: Predicts = "next"
     block_size: int = 32
     mask_id: int | None = None
     stop_ids: tuple[int, ...] = ()
@@ -79,6 +82,8 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Mo
         qkv_bias=qkv_bias,
         output_bias=qkv_bias and architecture.output_bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
+        head_norms=architecture.head_norms,
+        predicts=architecture.predicts,
         block_size=config.get("bd_size", architecture.block_size),
         mask_id=config.get("mask_token_id"),
         stop_ids=_ids(generation.get("eos_token_id", config.get("eos_token_id"))),

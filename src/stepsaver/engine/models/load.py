@@ -18,6 +18,7 @@ LAYER_MODULES = {
     "attention.norm": ("input_layernorm",),
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention.output": ("self_attn.o_proj",),
+    "attention.head_norms": ("self_attn.q_norm", "self_attn.k_norm"),
     "mlp.norm": ("post_attention_layernorm",),
     "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.down": ("mlp.down_proj",),
@@ -101,6 +102,8 @@ def _stacked_rows(module: str, rows: int, config: ModelConfig) -> tuple[int, ...
     if module.endswith("attention.qkv"):
         kv_width = config.kv_heads * config.head_dim
         return (config.heads * config.head_dim, kv_width, kv_width)
+    if module.endswith("attention.head_norms"):
+        return (config.head_dim, config.head_dim)
     if module.endswith("mlp.gate_up"):
         return (config.mlp, config.mlp)
     return (rows,)

@@ -28,7 +28,7 @@ class Projection(NamedTuple):
 class Norm(nn.Module):
     """Root-mean-square norm.
 
-    Prepared for inference it leaves a factor per column to the map behind it: with s the sum of a row's squares and w
+    Prepared for inference it leaves a factor per column to the map after it: with s the sum of a row's squares and w
     its width, x / sqrt(s / w + eps) is sqrt(w) x / sqrt(s + w eps).
     """
 
@@ -51,11 +51,30 @@ class Norm(nn.Module):
         return h_ND / torch.hypot(lengths, self.floor, out=lengths)
 
     def fold(self) -> Tensor:
-        """Prepares the norm, and returns what the map behind it must multiply its inputs by from now on."""
+        """Prepares the norm, and returns what the map after it must multiply its inputs by from now on."""
         width = self.weight.shape[0]
         self.floor = torch.tensor((width * self.eps) ** 0.5, dtype=self.weight.dtype)
         self.has_kernel = kernels.serve(self.weight.dtype, self.weight.device)
         return self.weight.detach() * width**0.5
+
+
+class HeadNorms(nn.Module):
+    """Root-mean-square norms of each head's queries and of each head's keys, before they are rotated."""
+
+    def __init__(self, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2 * head_dim))  # that of the queries, then that of the keys
+        self.eps = eps
+
+    def queries(self, queries_NHE: Tensor) -> Tensor:
+        return self._normed(queries_NHE, 0)
+
+    def keys(self, keys_NKE: Tensor) -> Tensor:
+        return self._normed(keys_NKE, 1)
+
+    def _normed(self, heads: Tensor, which: int) -> Tensor:
+        width = heads.shape[-1]
+        return F.rms_norm(heads, (width,), self.weight[which * width : (which + 1) * width], self.eps)
 
 
 class Attention(nn.Module):
@@ -71,15 +90,27 @@ class Attention(nn.Module):
         self.norm = Norm(config.hidden, config.norm_eps)
         self.qkv = Linear(config.hidden, query_width + 2 * kv_width, bias=config.qkv_bias)
         self.output = Linear(query_width, config.hidden, bias=config.output_bias)
+        self.head_norms = HeadNorms(config.head_dim, config.norm_eps) if config.head_norms else None
 
     def project(self, h_ND: Tensor, rows: Slice | None = None, added: Tensor | None = None) -> Tensor:
-        """Queries, keys and values side by side, or those of `query_rows` or `kv_rows` alone; not rotated yet."""
+        """Queries, keys and values side by side, or those of `query_rows` or `kv_rows` alone.
+
+        Neither rotated yet nor, where heads have norms, normed.
+        """
         return self.qkv.project(self.norm.scale(h_ND, added), rows)
+
+    def project_queries(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
+        return self.project(h_ND, self.query_rows, added)
+
+    def project_keys_values(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
+        return self.project(h_ND, self.kv_rows, added)
 
     def project_rotated(self, h_ND: Tensor, rotation: Rotation) -> Projection:
         """Queries, keys and values as attention takes them: for those who mix without a cache."""
         heads = self.project(h_ND).unflatten(-1, (-1, self.head_dim))
         queries, keys, values = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), -2)
+        if self.head_norms is not None:
+            queries, keys = self.head_norms.queries(queries), self.head_norms.keys(keys)
         return Projection(rotate(queries, rotation), rotate(keys, rotation), values)
 
     def finish(self, mixed: Tensor) -> Tensor:
@@ -119,6 +150,7 @@ class Layer(nn.Module):
         super().__init__()
         self.attention = Attention(config)
         self.mlp = Mlp(config)
+        self.parts = (self.attention, self.mlp)  # found at once, unlike submodules
 
 
 class Transformer(nn.Module):
@@ -162,6 +194,4 @@ class Transformer(nn.Module):
                 layer.attention.prepare()
                 layer.mlp.prepare()
             self.head.prepare(scale=self.norm.fold())
-        for module in self.modules():  # as plain attributes, which are found at once
-            module.__dict__.update(module._modules)
         return self.eval()

@@ -7,7 +7,6 @@ from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.reuse.rule import ReuseRule, Shares
-from stepsaver.engine.rows import first_row
 from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
@@ -24,6 +23,7 @@ class PreviousRow(ReuseRule):
     """
 
     name: ClassVar[str] = "previous_row"
+    needs_shift: ClassVar[bool] = True
 
     refresh: Literal["sub-block", "block", "drift"] = "block"
     limit: float = 0.5
@@ -39,14 +39,13 @@ class PreviousRow(ReuseRule):
         refreshes = self.refresh == "sub-block" and step.step_in_sub_block == 0
         if step.kind != "full" or step.step == 0 or refreshes:
             return Shares()
-        share = max(0.0, 1 - (decoding.sub_block_size + 1) / decoding.block_size)
+        share = max(0.0, 1 - (decoding.sub_block_size + decoding.prediction.shift) / decoding.block_size)
         return Shares(share, share, share)
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if plan.kind != "full" or view.step == 0 or self._refreshes(view):
             return plan
-        before = 1 << max(first_row(view.sub_block) - 1, 0)
-        return plan.within(view.sub_block | before | view.changed)
+        return plan.within(view.sub_block | view.prediction.readers(view.sub_block) | view.changed)
 
     def _refreshes(self, view: StepView) -> bool:
         if self.refresh == "sub-block":

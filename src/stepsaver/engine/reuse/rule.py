@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple, cast
 
 from stepsaver.engine import registry
+from stepsaver.engine.base_plan import base_plan, commit_plan
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.plan import StepPlan, whole_plan
-from stepsaver.engine.rows import first_row, rows_between
+from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
@@ -25,11 +25,16 @@ class ReuseRule(ABC):
 
     name: ClassVar[str]
     exact: ClassVar[bool] = False  # exact in real arithmetic: the same tokens in float64 as without the rule
+    needs_shift: ClassVar[bool] = False  # it follows from rows that predict the token after them
     needs_block_cache: ClassVar[bool] = True  # without one every row runs in every step and there is nothing to keep
 
     @abstractmethod
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         """The plan with less work. Never more: `plan_step` asserts it."""
+
+    def narrow_commit(self, plan: StepPlan, view: StepView) -> StepPlan:
+        """The commit with less work. Most rules leave it whole, so that the context stays exact."""
+        return plan
 
     def delta_layers(self, layers: int) -> frozenset[int]:
         """The layers, of so many, whose deltas the rule may reuse and the engine therefore keeps."""
@@ -40,7 +45,7 @@ class ReuseRule(ABC):
         return frozenset()
 
     def narrow_after_probe(self, plan: StepPlan, view: StepView, layer: int) -> StepPlan:
-        """Asked when the plan's `ask_after` layer has run: may take away work of the layers behind it."""
+        """Asked when the plan's `ask_after` layer has run: may take away work of the layers after it."""
         return plan
 
     @abstractmethod
@@ -51,42 +56,38 @@ class ReuseRule(ABC):
         """Says what is impossible for a model of so many layers."""
 
 
-def base_plan(view: StepView) -> StepPlan:
-    """The step without reuse: the sub-block if the block cache can serve the other rows, else the whole block.
-
-    The row before a masked row predicts it. A sub-block whose first row is masked therefore needs a row outside itself,
-    which is why the reference runs the whole block then.
-    """
-    start = first_row(view.sub_block)
-    reads = view.candidates >> 1
-    serves = view.block_cache and view.step > 0 and not view.masked >> start & 1
-    if serves:
-        return whole_plan("sub", window=view.sub_block, reads=reads, layers=view.layers)
-    return whole_plan("full", window=rows_between(0, view.block_size), reads=reads, layers=view.layers)
-
-
 def plan_step(view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
     """The plan of a sample's next denoising step: the base plan, narrowed by each rule in turn, left to right."""
     plan = base_plan(view)
     for rule in rules:
         if plan.is_empty:
             break
-        narrowed = rule.narrow(plan, view)
-        assert narrowed <= plan, f"{rule} added work: {narrowed} is not within {plan}"
-        plan = narrowed
+        plan = _less(rule, plan, rule.narrow(plan, view))
+    return plan
+
+
+def plan_commit(view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
+    """The plan of a finished block's commit: all rows, unless a rule knows which may keep their keys and values."""
+    plan = commit_plan(view.block_size, layers=view.layers, prediction=view.prediction)
+    for rule in rules:
+        plan = _less(rule, plan, rule.narrow_commit(plan, view))
     return plan
 
 
 def plan_rest(plan: StepPlan, view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
-    """The plan for the layers behind `plan.ask_after`, now that the drift of the layers before is known."""
+    """The plan for the layers after `plan.ask_after`, now that the drift of the layers before is known."""
     layer = plan.ask_after
     assert layer is not None
     for rule in rules:
-        narrowed = rule.narrow_after_probe(plan, view, layer)
-        assert narrowed <= plan, f"{rule} added work: {narrowed} is not within {plan}"
+        narrowed = _less(rule, plan, rule.narrow_after_probe(plan, view, layer))
         assert narrowed.layers[: layer + 1] == plan.layers[: layer + 1], f"{rule} changed layers that have run"
         plan = narrowed
     return plan
+
+
+def _less(rule: ReuseRule, plan: StepPlan, narrowed: StepPlan) -> StepPlan:
+    assert narrowed <= plan, f"{rule} added work: {narrowed} is not within {plan}"
+    return narrowed
 
 
 def parse_rule(text: str) -> ReuseRule:
@@ -97,6 +98,8 @@ def parse_rule(text: str) -> ReuseRule:
 def check_rules(rules: tuple[ReuseRule, ...], decoding: Decoding, layers: int) -> None:
     """Refuses combinations that cannot work, in one line."""
     for rule in rules:
+        if rule.needs_shift and not decoding.prediction.opens_blocks:
+            raise UsageError(f"rule {rule.name} follows from rows that predict the token after them; here each its own")
         if rule.needs_block_cache and not decoding.block_cache:
             raise UsageError(f"rule {rule.name} needs the block cache, which is off")
         rule.check(layers)

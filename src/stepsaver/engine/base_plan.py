@@ -1,0 +1,54 @@
+"""What a forward runs without rules: the context, a denoising step of a block, or the commit of a finished one.
+
+Sub-blocks and the block cache live here. Rules only ever take work away from these plans.
+"""
+
+from functools import lru_cache
+
+from stepsaver.engine.plan import StepPlan, whole_plan
+from stepsaver.engine.prediction import NEXT, Prediction
+from stepsaver.engine.rows import NO_ROWS, Rows, is_subset, rows_between
+from stepsaver.engine.view import StepView
+
+
+def base_plan(view: StepView) -> StepPlan:
+    """A denoising step: the sub-block if the block cache can serve the other rows, else the whole block."""
+    reads = view.prediction.readers(view.candidates)
+    if cache_serves(view, view.candidates):
+        return whole_plan("sub", window=view.sub_block, reads=reads, layers=view.layers, prediction=view.prediction)
+    window = rows_between(0, view.block_size)
+    return whole_plan("full", window=window, reads=reads, layers=view.layers, prediction=view.prediction)
+
+
+def cache_serves(view: StepView, candidates: Rows, *, steps_ahead: int = 0) -> bool:
+    """Whether a step that may reveal `candidates` can run the sub-block alone, on the cached rows around it.
+
+    All rows that predict a candidate must lie in the sub-block. Where a row predicts the token after it, this fails
+    while the sub-block's first row is masked, which is why the reference runs the whole block then.
+    """
+    return (
+        view.block_cache
+        and view.step + steps_ahead > 0
+        and view.sub_block_size < view.block_size
+        and is_subset(view.prediction.readers(candidates), view.sub_block)
+    )
+
+
+@lru_cache(maxsize=256)
+def prefill_plan(rows: int, *, reads_last: bool, layers: int, prediction: Prediction = NEXT) -> StepPlan:
+    """Rows of the context; where they are its last ones, what opens the first block may be read."""
+    window = rows_between(0, rows)
+    reads = opening_readers(rows, prediction) if reads_last else NO_ROWS
+    return whole_plan("prefill", window=window, reads=reads, layers=layers, prediction=prediction)
+
+
+@lru_cache(maxsize=64)
+def commit_plan(block_size: int, *, layers: int, prediction: Prediction = NEXT) -> StepPlan:
+    """All rows of a finished block, and what opens the next one is read."""
+    window, reads = rows_between(0, block_size), opening_readers(block_size, prediction)
+    return whole_plan("commit", window=window, reads=reads, layers=layers, prediction=prediction)
+
+
+def opening_readers(rows: int, prediction: Prediction) -> Rows:
+    """Of so many rows, those that predict the token after them, which opens the next block. None if no row does."""
+    return prediction.readers(1 << rows) & rows_between(0, rows)

@@ -1,0 +1,94 @@
+"""The context of new samples is written into the prefix cache, several samples and chunks per forward."""
+
+from collections import deque
+from collections.abc import Iterator
+from time import perf_counter
+
+import numpy as np
+
+from stepsaver.engine.base_plan import prefill_plan
+from stepsaver.engine.decoder import Decoder, Execution, Turn, execute
+from stepsaver.engine.denoise import open_block
+from stepsaver.engine.packing import Step
+from stepsaver.engine.sampling import Proposals
+from stepsaver.engine.state import Sample
+
+PREFILL_ROWS = 2048  # of one forward; bounds its memory, longer prompts take several
+
+
+def prefill(decoder: Decoder, samples: list[Sample]) -> Iterator[tuple[float, Execution]]:
+    """Runs the contexts of new samples and opens their blocks. Yields each forward and when it was started."""
+    shared = _share_contexts([sample for sample in samples if _needs_prefill(decoder, sample)])
+    size = decoder.decoding.block_size
+    todo = deque((followers[0], 0) for followers in shared.values())
+    while todo:
+        started = perf_counter()
+        turns: list[Turn] = []
+        room = max(PREFILL_ROWS // size, 1) * size
+        while todo and room:
+            sample, start = todo.popleft()
+            stop = min(start + room, len(sample.context))
+            turns.append(Turn(sample, sample.block, _context_step(decoder, sample, start, stop)))
+            room -= stop - start
+            if stop < len(sample.context):
+                todo.appendleft((sample, stop))
+        served = [shared[turn.sample.slot] for turn in turns if turn.plan.reads]
+        execution = execute(decoder, turns, [_first_targets(samples) for samples in served])
+        for turn, proposed in zip(turns, execution.proposals, strict=True):
+            if turn.step.start + len(turn.step.tokens) == len(turn.sample.context):
+                _hand_on(decoder, shared[turn.sample.slot], proposed)
+        yield started, execution
+
+
+def _share_contexts(samples: list[Sample]) -> dict[int, list[Sample]]:
+    """Per slot that is prefilled, the samples that its context serves, its own first."""
+    shared: dict[int, list[Sample]] = {}
+    leaders: dict[tuple[tuple[int, ...], bool], int] = {}
+    for sample in samples:
+        slot = sample.slot
+        if sample.request.writer.shares_contexts:
+            slot = leaders.setdefault((tuple(sample.context), _opens_empty(sample)), slot)
+        shared.setdefault(slot, []).append(sample)
+    return shared
+
+
+def _hand_on(decoder: Decoder, samples: list[Sample], proposed: Proposals) -> None:
+    """Gives the first sample's context to the others, and opens their blocks if it predicts their first token."""
+    leader, used = samples[0], 0
+    position = len(leader.context)
+    for sample in samples:
+        if sample is not leader:
+            decoder.memory.cache.copy(leader.slot, sample.slot, position)
+        if len(proposed.tokens):
+            own = len(sample.request.writer.targets(position))
+            scores = proposed.target_scores[0][used : used + own]
+            open_block(decoder, sample, Proposals(proposed.tokens, proposed.confidence, [scores]))
+            used += own
+
+
+def _first_targets(samples: list[Sample]) -> tuple[int, ...]:
+    """The tokens that samples with the same context want scored right after it, sample by sample."""
+    return tuple(token for each in samples for token in each.request.writer.targets(len(each.context)))
+
+
+def _needs_prefill(decoder: Decoder, sample: Sample) -> bool:
+    """Without a prefix cache a prefill only serves to predict the first token of a block that opens with none."""
+    return bool(sample.context) and (decoder.decoding.prefix_cache or _reads_last(decoder, sample))
+
+
+def _reads_last(decoder: Decoder, sample: Sample) -> bool:
+    return _opens_empty(sample) and decoder.decoding.prediction.opens_blocks
+
+
+def _opens_empty(sample: Sample) -> bool:
+    return len(sample.request.prompt) == len(sample.context)
+
+
+def _context_step(decoder: Decoder, sample: Sample, start: int, stop: int) -> Step:
+    plan = prefill_plan(
+        stop - start,
+        reads_last=_reads_last(decoder, sample) and stop == len(sample.context),
+        layers=decoder.model.config.layers,
+        prediction=decoder.decoding.prediction,
+    )
+    return Step(sample.slot, start, np.array(sample.context[start:stop]), decoder.decoding.block_size, plan)

@@ -1,0 +1,41 @@
+"""The residual stream of the rows of a forward. How deltas are added to it is its own business."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from stepsaver.engine.packing import Subset
+
+
+class Stream:
+    """Hidden states, and a delta still to be added to all of them: the next part's norm reads every row anyway."""
+
+    def __init__(self, h_ND: Tensor) -> None:
+        self.h_ND = h_ND
+        self.pending: Tensor | None = None
+
+    def through(self, part: Callable[..., Tensor], rows: Subset) -> Tensor:
+        """What a part, which begins with a norm, makes of some rows. It adds the pending delta where it takes all."""
+        if rows.places is not None:
+            return part(self.settled()[rows.places])
+        pending, self.pending = self.pending, None
+        return part(self.h_ND, added=pending)
+
+    def add(self, delta: Tensor, rows: Subset) -> None:
+        self.settled()
+        if rows.places is None:
+            self.pending = delta
+        else:
+            self.h_ND.index_add_(0, rows.places, delta)
+
+    def keep(self, places: Tensor | None) -> None:
+        """Lets only some rows go on; None: all."""
+        if places is not None:
+            self.h_ND = self.settled()[places]
+
+    def settled(self) -> Tensor:
+        """The hidden states with everything added."""
+        if self.pending is not None:
+            self.h_ND += self.pending
+            self.pending = None
+        return self.h_ND
