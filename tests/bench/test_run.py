@@ -21,6 +21,7 @@ from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.cli import main
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.engine import Engine
+from tests.bench.conftest import EXPERIMENT
 
 LIMIT = 10
 TIMING_MAY_BE_ODD = (0, 1)  # the audit at the end of a run may find twins of unlike speed on a busy machine
@@ -372,6 +373,31 @@ def test_layers_that_do_not_exist_are_refused(experiment: Path, capsys: pytest.C
     plant_unequal_groups(experiment)
     assert main(["audit", str(experiment), "--limit", str(LIMIT)]) == 2
     assert "not within 0-1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("block", "architecture"), [(1, "Qwen2ForCausalLM"), (4, "Fast_dLLM_QwenForCausalLM")])
+def test_another_model_with_smaller_blocks_runs(
+    tmp_path: Path, tiny_model: Path, block: int, architecture: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The experiment's own model has blocks of 8. Sub-blocks follow the block where the file does not set them."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    edit_json(model / "config.json", lambda c: c.update(bd_size=block, architectures=[architecture]))
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    text = EXPERIMENT.replace("{model}", str(tiny_model)).replace("decoding: {sub_block_size: 4}\n", "")
+    (folder / "experiment.yaml").write_text(text)
+    assert main(["run", str(folder), "--limit", "2", "--model", str(model)]) in TIMING_MAY_BE_ODD
+    (results,) = (folder / "results").rglob("mini_ifeval_limit_2")
+    stored = json.loads((results / "trimmed" / "run.json").read_text())["identity"]["decoding"]
+    assert (stored["block_size"], stored["sub_block_size"]) == (block, block)
+    capsys.readouterr()
+    main(["audit", str(folder), "--limit", "2", "--model", str(model), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {finding["check"] for finding in found if finding["level"] == "invalid"} <= {"rates"}
+    (folder / "experiment.yaml").write_text(text + "decoding: {sub_block_size: 8}\n")
+    assert main(["run", str(folder), "--limit", "2", "--model", str(model)]) == 2
+    assert f"sub-block size 8 does not divide the block size {block}" in capsys.readouterr().err
 
 
 def everything_in(folder: Path) -> dict[Path, tuple[int, bytes]]:

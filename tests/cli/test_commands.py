@@ -147,7 +147,7 @@ def test_wrong_lines_are_named(
     line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no weights are read before that is said."""
-    monkeypatch.setattr("stepsaver.engine.models.load.load_model", None)
+    monkeypatch.setattr("stepsaver.evaluation.open_model.load_model", None)
     file = write_lines(tmp_path / "prompts.jsonl", '{"ids": [5]}', line)
     assert main(["generate", "--model", str(GOLDEN), "--prompts", str(file), "--ids"]) == 2
     assert message in capsys.readouterr().err

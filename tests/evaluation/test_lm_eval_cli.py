@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from lm_eval.api.registry import get_model
 
+from stepsaver.engine.decode.factor import Factor
+from stepsaver.engine.decode.policy import parse_policy, policy_text
+from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation import lm_eval_cli
 from stepsaver.evaluation.embedded import TASKS_FOLDER
@@ -39,6 +42,7 @@ def test_model_arguments(given: dict[str, Any], expected: ModelArguments) -> Non
         ({"pretrained": "m", "treshold": 1}, "nearest: threshold"),
         ({"pretrained": "m", "estimator": "trajectry"}, "nearest: trajectory"),
         ({"pretrained": "m", "batch_size": "auto"}, "not a whole number"),
+        ({"pretrained": "m", "block_size": "four"}, "not a whole number"),
     ],
 )
 def test_wrong_model_arguments(given: dict[str, Any], problem: str) -> None:
@@ -46,13 +50,28 @@ def test_wrong_model_arguments(given: dict[str, Any], problem: str) -> None:
         read_arguments(given)
 
 
-def test_rules_and_policies() -> None:
+def test_rules() -> None:
     several = ModelArguments("m", rules="[layer_reuse:k=2,layers=middle;trim:level=changed]")
     assert several.rule_texts == ["layer_reuse:k=2,layers=middle", "trim:level=changed"]
     assert ModelArguments("m").rule_texts == []
-    assert ModelArguments("m", threshold=0.5).policy_text == "threshold:threshold=0.5"
-    with pytest.raises(UsageError, match="exclude each other"):
-        _ = ModelArguments("m", threshold=0.5, policy="factor").policy_text
+
+
+@pytest.mark.parametrize(
+    ("policy", "threshold", "expected"),
+    [
+        (None, None, Threshold()),
+        (None, 0.5, Threshold(0.5)),
+        ("threshold", 0.5, Threshold(0.5)),
+        ("factor:factor=2", None, Factor(2.0)),
+    ],
+)
+def test_a_policy_or_only_a_threshold(policy: str | None, threshold: float | None, expected: object) -> None:
+    assert parse_policy(policy_text(policy, threshold)) == expected
+
+
+def test_a_policy_and_a_threshold_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match=r"policy 'factor' and threshold 0\.5 exclude each other"):
+        policy_text("factor", 0.5)
 
 
 @pytest.mark.parametrize(

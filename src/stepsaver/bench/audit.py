@@ -60,13 +60,14 @@ class AuditedCell:
 
     @property
     def acts(self) -> tuple[str, ...]:
-        """The rules that can act at all."""
+        """The rules that can act at all in blocks of this size."""
         rules = self.config.reuse_rules()
-        silent = {each.rule for each in inert_rules(rules, _ONE_LONG_REQUEST, block_size=32)}
+        block_size = self.identity["decoding"]["block_size"]
+        silent = {each.rule for each in inert_rules(rules, _ONE_LONG_REQUEST, block_size=block_size)}
         return tuple(text for text in map(registry.describe, rules) if text not in silent)
 
 
-_ONE_LONG_REQUEST = [ScoredLengths(context=1, continuation=16)]  # several steps in a block, whatever the task
+_ONE_LONG_REQUEST = [ScoredLengths(context=1, continuation=16)]  # as many steps in a block as there can be
 
 
 @dataclass(frozen=True)
@@ -262,12 +263,10 @@ def decoding_is_as_declared(task: AuditedTask) -> Iterator[Finding]:
 
 
 def declared_decoding(experiment: Experiment) -> dict[str, Any]:
-    decoding = experiment.spec.decoding
-    return {
-        "sub_block_size": decoding.sub_block_size,
-        "prefix_cache": decoding.prefix_cache,
-        "block_cache": decoding.block_cache,
-    }
+    """What the experiment's file says, or its defaults; what it leaves to the model is not declared."""
+    names = ("block_size", "sub_block_size", "mask_id", "prefix_cache", "block_cache")
+    declared = {name: getattr(experiment.spec.decoding, name) for name in names}
+    return {name: value for name, value in declared.items() if value is not None}
 
 
 def tokens_end_at_the_stop(task: AuditedTask) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from stepsaver.engine.cost import ceiling, predicted_speed_up
-from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.decode.policy import DEFAULT_POLICY, parse_policy
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.reuse.rule import parse_rule
@@ -23,7 +23,7 @@ class Config:
     """Rules and a policy as text."""
 
     rules: tuple[str, ...] = ()
-    policy: str = "threshold:threshold=0.9"
+    policy: str = DEFAULT_POLICY
 
     def engine(self, model: Transformer, batch_size: int) -> Engine:
         rules = tuple(map(parse_rule, self.rules))

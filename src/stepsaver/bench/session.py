@@ -18,15 +18,13 @@ from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.step_counts import count_steps
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.decode.policy import parse_policy
-from stepsaver.engine.decoding import Decoding, resolve_decoding
-from stepsaver.engine.engine import Engine, choose_device, choose_dtype
-from stepsaver.engine.models.config import read_config
-from stepsaver.engine.models.load import load_model
+from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
-from stepsaver.evaluation.model_source import read_mask_id, resolve_model
+from stepsaver.evaluation.open_model import open_model
 from stepsaver.evaluation.records import InferencePath, RequestRecord
 from stepsaver.evaluation.task_loading import LoadedTask
 from stepsaver.evaluation.throughput import Meter
@@ -77,32 +75,28 @@ def open_session(
 ) -> Session:
     """Loads the experiment's model or another one. Without weights a session can plan, not run."""
     spec = experiment.spec
-    folder = resolve_model(model_name)
-    model_hash = folder_hash(folder)
-    device = choose_device("auto")
-    dtype = choose_dtype(spec.dtype, device)
-    started = time.perf_counter()
-    if has_weights:
-        model = load_model(folder, dtype=dtype, device=device)
-    else:
-        with torch.device("meta"):
-            model = Transformer(read_config(folder)).to(dtype)
-    decoding = resolve_decoding(
-        model.config,
+    opened = open_model(
+        model_name,
+        dtype=spec.dtype,
+        block_size=spec.decoding.block_size,
         sub_block_size=spec.decoding.sub_block_size,
-        mask_id=None if model.config.mask_id is not None else read_mask_id(folder),
+        mask_id=spec.decoding.mask_id,
         prefix_cache=spec.decoding.prefix_cache,
         block_cache=spec.decoding.block_cache,
     )
+    tokenizer = opened.tokenizer  # a folder without one is said before the weights are read
+    model_hash = folder_hash(opened.folder)
+    started = time.perf_counter()
+    model = opened.load() if has_weights else opened.outline()
     loading = time.perf_counter() - started
     return Session(
         uuid.uuid4().hex[:12],
         model,
-        folder,
+        opened.folder,
         model_hash,
-        device,
-        TextTokenizer(folder),
-        decoding,
+        opened.device,
+        tokenizer,
+        opened.decoding,
         spec.batch_size if model_name == spec.model else spec.batch_size_elsewhere,
         loading,
         is_alone,

@@ -11,7 +11,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.decode.policy import DEFAULT_POLICY, parse_policy
+from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.reuse.layer_groups import layer_group
 from stepsaver.engine.reuse.layer_reuse import LayerReuse
@@ -92,11 +94,15 @@ class Grid(Strict):
 
 
 class DecodingSpec(Strict):
-    policy: str = "threshold:threshold=0.9"
-    sub_block_size: int = 8
-    prefix_cache: bool = True
-    block_cache: bool = True
-    max_new_tokens: int = 256  # where a task sets no limit
+    """How every config is decoded that does not say otherwise. What is None follows from the model."""
+
+    policy: str = DEFAULT_POLICY
+    block_size: int | None = None
+    sub_block_size: int | None = None
+    mask_id: int | None = None
+    prefix_cache: bool = Decoding.prefix_cache
+    block_cache: bool = Decoding.block_cache
+    max_new_tokens: int = NEW_TOKENS  # where a task sets no limit
 
 
 class Resources(Strict):
@@ -118,7 +124,7 @@ class ExperimentSpec(Strict):
     success: Success
     model: str = "embedded"
     batch_size: int = Field(default=32, ge=1)
-    batch_size_elsewhere: int = Field(default=1, ge=1)  # with another model than the experiment's own
+    batch_size_elsewhere: int = Field(default=BATCH_SIZE, ge=1)  # with another model than the experiment's own
     chunk_samples: int = Field(default=32, ge=1)
     dtype: str = "auto"
     seed: int = 0

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,13 @@ def add_cell_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", action="append", metavar="T", help="only this task; may be repeated")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N samples of each (sub)task")
     parser.add_argument("--model", metavar="M", help="another model than the experiment's own")
+
+
+def with_decoding(experiment: "Experiment", options: argparse.Namespace) -> "Experiment":
+    """The experiment with the block size and the mask token that were given for a checkpoint that names none."""
+    given = {name: value for name in ("block_size", "mask_id") if (value := getattr(options, name)) is not None}
+    decoding = experiment.spec.decoding.model_copy(update=given)
+    return replace(experiment, spec=experiment.spec.model_copy(update={"decoding": decoding}))
 
 
 class Chosen(NamedTuple):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stepsaver.commands._model_options import ModelChoice
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from stepsaver.engine.engine import Completion, Engine, Prompt
     from stepsaver.engine.reuse.rule import ReuseRule
     from stepsaver.engine.trace import Trace
+    from stepsaver.evaluation.open_model import OpenModel
     from stepsaver.report.watch import Watch
 
 OnStep = Callable[["StepEvent"], None]
@@ -49,7 +49,7 @@ def add_looking_on_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_looking_on(options: argparse.Namespace, choice: ModelChoice) -> "tuple[ReuseRule, ...] | None":
+def check_looking_on(options: argparse.Namespace, opened: "OpenModel") -> "tuple[ReuseRule, ...] | None":
     """Says before the weights are read what would fail after the decode. Returns the rules of a second decode."""
     from stepsaver.engine.reuse.rule import check_rules, parse_rule
 
@@ -65,7 +65,7 @@ def check_looking_on(options: argparse.Namespace, choice: ModelChoice) -> "tuple
         raise UsageError("--trace-against needs --trace")
     named = [] if options.trace_against == ["none"] else options.trace_against
     rules = tuple(parse_rule(text) for text in named)
-    check_rules(rules, choice.decoding, choice.config.layers)
+    check_rules(rules, opened.decoding, opened.config.layers)
     return rules
 
 

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from stepsaver.commands._model_options import add_model_arguments, build_engine, choose_model
+from stepsaver.commands._model_options import add_model_arguments, build_engine, open_chosen_model
 from stepsaver.commands.generate import add_prompt_arguments, read_prompts
 from stepsaver.engine.errors import UsageError
 
@@ -27,9 +27,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"max age {options.max_age} is not positive")
     if options.rule:
         raise UsageError("calibrate measures drift without reuse; leave --rule out")
-    choice = choose_model(options)
-    prompts = read_prompts(options, choice)
-    engine = build_engine(options, choice)
+    opened = open_chosen_model(options)
+    prompts = read_prompts(options, opened)
+    engine = build_engine(options, opened)
     document = calibrate(engine, prompts, max_new_tokens=options.max_new_tokens, max_age=options.max_age)
     if options.heat_map:
         write_heat_map(document, options.heat_map)

@@ -21,21 +21,22 @@ from stepsaver.commands._looking_on import (
     watch_of,
 )
 from stepsaver.commands._model_options import (
-    ModelChoice,
     add_model_arguments,
     build_engine,
-    choose_model,
     cost_document,
     describe_engine,
+    open_chosen_model,
     throughput,
 )
 from stepsaver.commands._progress import progress
+from stepsaver.engine.defaults import NEW_TOKENS
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
     from stepsaver.engine.engine import Completion, Engine, Prompt
     from stepsaver.engine.sampling import Sampling
     from stepsaver.engine.trace import Trace
+    from stepsaver.evaluation.open_model import OpenModel
     from stepsaver.evaluation.tokenizer import TextTokenizer
 
 HELP = "decode prompts"
@@ -49,7 +50,9 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action=argparse.BooleanOptionalAction, default=True, help="use the chat template if there is one"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="exact limit (default: 256)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=NEW_TOKENS, metavar="N", help="exact limit (default: %(default)s)"
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,12 +70,12 @@ def run(options: argparse.Namespace) -> int:
     from stepsaver.engine.trace import Trace
 
     sampling = Sampling(options.temperature, options.top_p, options.seed)
-    choice = choose_model(options)
-    against = check_looking_on(options, choice)
-    tokenizer = None if options.ids else _tokenizer(choice)
+    opened = open_chosen_model(options)
+    against = check_looking_on(options, opened)
+    tokenizer = None if options.ids else opened.tokenizer
     text: TokenText = tokenizer.token_text if tokenizer else "{} ".format
-    prompts = list(_encoded_prompts(options, choice, tokenizer))
-    engine = build_engine(options, choice)
+    prompts = read_prompts(options, opened)
+    engine = build_engine(options, opened)
     trace = Trace()
     decode = partial(_decode, options, prompts, sampling, text)
     if options.trace is None:
@@ -114,31 +117,23 @@ def _decode(
         raise UsageError(f"{options.model}: {error}") from None
 
 
-def _tokenizer(choice: ModelChoice) -> "TextTokenizer":
-    from stepsaver.evaluation.tokenizer import TextTokenizer
-
-    return TextTokenizer(choice.folder)
+def read_prompts(options: argparse.Namespace, opened: "OpenModel") -> "list[Prompt]":
+    return list(_encoded_prompts(options, opened))
 
 
-def read_prompts(options: argparse.Namespace, choice: ModelChoice) -> "list[Prompt]":
-    return list(_encoded_prompts(options, choice, None if options.ids else _tokenizer(choice)))
-
-
-def _encoded_prompts(
-    options: argparse.Namespace, choice: ModelChoice, tokenizer: "TextTokenizer | None"
-) -> "Iterator[Prompt]":
+def _encoded_prompts(options: argparse.Namespace, opened: "OpenModel") -> "Iterator[Prompt]":
     """The prompts as ids, checked against the model before its weights are read."""
     from stepsaver.engine.engine import Prompt, check_prompt
 
     for line, entry in _entries(options):
         place = f"{options.prompts} line {line}" if options.prompts else "--prompt"
-        if tokenizer is None:
+        if options.ids:
             ids = id_list(entry, "ids", place)
         else:
-            ids = tuple(encode_prompt(tokenizer, text_of(entry, "prompt", place), chat=options.chat))
+            ids = tuple(encode_prompt(opened.tokenizer, text_of(entry, "prompt", place), chat=options.chat))
         identity = entry.get("id")
         prompt = Prompt(ids, None if identity is None else str(identity))
-        ids = check_prompt(prompt, choice.config, choice.decoding, options.max_new_tokens, place)
+        ids = check_prompt(prompt, opened.config, opened.decoding, options.max_new_tokens, place)
         yield replace(prompt, ids=ids)
 
 

@@ -24,9 +24,8 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"architectures": {k: asdict(v) for k, v in found.items()}, "embedded": embedded}))
         return 0
     for name, architecture in found.items():
-        print(
-            f"{name}: blocks of {architecture.block_size}"
-            + (" (autoregressive)" if architecture.block_size == 1 else "")
-        )
+        size = architecture.block_size
+        rows = "as config.json or --block-size says" if size is None else f"of {size}"
+        print(f"{name}: blocks {rows}" + (" (autoregressive)" if size == 1 else ""))
     print(f"--model embedded: {'the model that ships with the package' if embedded else 'not in this package'}")
     return 0

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepsaver.commands._experiment_options import cell_folder, chosen_tasks, nothing_there
+from stepsaver.commands._experiment_options import cell_folder, chosen_tasks, nothing_there, with_decoding
+from stepsaver.commands._model_options import add_checkpoint_arguments
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " that plays them step by step",
     )
     parser.add_argument("--trace-config", metavar="C", help="the other config (default: the fastest)")
+    add_checkpoint_arguments(parser.add_argument_group("what the files of a traced model leave open"))
     parser.add_argument(
         "--save-artifacts",
         action="store_true",
@@ -147,6 +149,7 @@ def _trace(
     from stepsaver.report.experiment_page import TraceLink
     from stepsaver.report.traced_samples import config_to_trace, write_traces
 
+    experiment = with_decoding(experiment, options)
     session = open_session(experiment, model_name=options.model or experiment.spec.model)
     links = {}
     for task in tasks:

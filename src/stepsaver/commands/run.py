@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stepsaver.commands._experiment_options import Chosen, add_cell_arguments, choose
+from stepsaver.commands._experiment_options import Chosen, add_cell_arguments, choose, with_decoding
+from stepsaver.commands._model_options import add_checkpoint_arguments
 from stepsaver.commands._plan import print_plan
 from stepsaver.commands._progress import counting_progress
 from stepsaver.engine.errors import UsageError
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--confirm-run-unsafe-code", action="store_true", help="allow tasks that run the model's code")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_checkpoint_arguments(parser.add_argument_group("what the model's files leave open"))
     where = parser.add_argument_group("where it runs")
     where.add_argument("--runner", default="local", metavar="R", help="local or slurm (default: %(default)s)")
     where.add_argument("--shards", type=int, default=1, metavar="N", help="processes or jobs, each with its chunks")
@@ -55,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.runners import find_runner
 
     chosen = _with_estimator(choose(options), options.estimator)
+    chosen = chosen._replace(experiment=with_decoding(chosen.experiment, options))
     experiment, logs = chosen.experiment, logs_folder(chosen.experiment)
     for name in COUNTED:
         if (given := getattr(options, name)) is not None and given < 1:

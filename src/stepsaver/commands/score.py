@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from stepsaver.commands._json_lines import id_list, read_json_lines, text_of
 from stepsaver.commands._model_options import (
-    ModelChoice,
     add_model_arguments,
     build_engine,
-    choose_model,
     cost_document,
     describe_engine,
+    open_chosen_model,
     throughput,
 )
 from stepsaver.commands._progress import progress
@@ -21,6 +20,7 @@ from stepsaver.engine.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
     from stepsaver.engine.score import ScoreRequest
+    from stepsaver.evaluation.open_model import OpenModel
 
 HELP = "log-likelihoods of continuations"
 ESTIMATORS = ("trajectory", "reference")
@@ -45,9 +45,9 @@ def run(options: argparse.Namespace) -> int:
 
     if options.estimator not in ESTIMATORS:
         raise unknown_name("estimator", options.estimator, ESTIMATORS)
-    choice = choose_model(options)
-    requests = list(_read_requests(options, choice))
-    engine = build_engine(options, choice)
+    opened = open_chosen_model(options)
+    requests = list(_read_requests(options, opened))
+    engine = build_engine(options, opened)
     trace = Trace()
     found = engine.score(requests, estimator=options.estimator, score_stop=options.score_stop, trace=trace)
     try:
@@ -71,15 +71,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read_requests(options: argparse.Namespace, choice: ModelChoice) -> "Iterator[ScoreRequest]":
+def _read_requests(options: argparse.Namespace, opened: "OpenModel") -> "Iterator[ScoreRequest]":
     from stepsaver.engine.engine import Prompt, check_prompt
     from stepsaver.engine.score import ScoreRequest
 
-    encode = None
-    if not options.ids:
-        from stepsaver.evaluation.tokenizer import TextTokenizer
-
-        encode = TextTokenizer(choice.folder).encode
+    encode = None if options.ids else opened.tokenizer.encode
     for number, entry in read_json_lines(options.requests):
         place = f"{options.requests} line {number}"
         if encode is None:
@@ -88,7 +84,7 @@ def _read_requests(options: argparse.Namespace, choice: ModelChoice) -> "Iterato
             context, continuation = text_of(entry, "context", place), text_of(entry, "continuation", place)
             request = ScoreRequest(tuple(encode(context)), tuple(encode(continuation)))
         longest = len(request.continuation_ids) + 1
-        check_prompt(Prompt(request.context_ids), choice.config, choice.decoding, longest, place)
+        check_prompt(Prompt(request.context_ids), opened.config, opened.decoding, longest, place)
         if request.continuation_ids:
-            check_prompt(Prompt(request.continuation_ids), choice.config, choice.decoding, 0, place)
+            check_prompt(Prompt(request.continuation_ids), opened.config, opened.decoding, 0, place)
         yield request

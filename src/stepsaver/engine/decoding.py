@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from stepsaver.engine.defaults import SUB_BLOCK_SIZE
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import ModelConfig
@@ -31,14 +32,18 @@ def resolve_decoding(
     sub_block_size: int | None = None,
     mask_id: int | None = None,
     stop_ids: tuple[int, ...] | None = None,
-    prefix_cache: bool = True,
-    block_cache: bool = True,
+    prefix_cache: bool = Decoding.prefix_cache,
+    block_cache: bool = Decoding.block_cache,
 ) -> Decoding:
-    """Fills what the caller left open from the checkpoint's configuration and the architecture."""
+    """Fills what the caller left open from the checkpoint's configuration and the architecture. Nothing is guessed."""
     block = config.block_size if block_size is None else block_size
+    if block is None:
+        raise UsageError(
+            f"neither config.json nor {config.architecture} says how many rows a block has; {_asked('block_size')}"
+        )
     if block < 1:
         raise UsageError(f"block size {block} is not positive")
-    sub_block = min(8, block) if sub_block_size is None else sub_block_size
+    sub_block = default_sub_block_size(block) if sub_block_size is None else sub_block_size
     if sub_block < 1 or block % sub_block:
         raise UsageError(f"sub-block size {sub_block} does not divide the block size {block}")
     mask = next(
@@ -46,7 +51,7 @@ def resolve_decoding(
     )
     if mask is None:
         if block > 1:
-            raise UsageError(f"blocks of {block} rows need a mask token and this model names none; set the mask id")
+            raise UsageError(f"blocks of {block} rows need a mask token and this model names none; {_asked('mask_id')}")
         mask = -1  # blocks of one row never hold a mask
     elif not 0 <= mask < config.vocab:
         raise UsageError(f"mask id {mask} is outside the vocabulary of {config.vocab}")
@@ -55,3 +60,13 @@ def resolve_decoding(
         if not 0 <= stop < config.vocab:
             raise UsageError(f"stop id {stop} is outside the vocabulary of {config.vocab}")
     return Decoding(block, sub_block, mask, tuple(stops), config.bos_id, prefix_cache, block_cache, config.predicts)
+
+
+def default_sub_block_size(block_size: int) -> int:
+    """The largest size that divides the block, up to the usual one."""
+    return next(size for size in range(min(SUB_BLOCK_SIZE, block_size), 0, -1) if block_size % size == 0)
+
+
+def _asked(name: str) -> str:
+    """How to say it: on the command line, or by its name in Python, `experiment.yaml` and lm-eval's arguments."""
+    return f"set --{name.replace('_', '-')} ({name})"

@@ -12,6 +12,7 @@ from stepsaver.engine.decode.policy import DecodePolicy
 from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.decoder import Decoder, StepEvent
 from stepsaver.engine.decoding import Decoding, resolve_decoding
+from stepsaver.engine.defaults import BATCH_SIZE
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.forward import Memory, Observe
 from stepsaver.engine.generate import decode
@@ -65,7 +66,7 @@ class Engine:
         *,
         decode: DecodePolicy | None = None,
         reuse: tuple[ReuseRule, ...] = (),
-        max_batch: int = 1,
+        max_batch: int = BATCH_SIZE,
         decoding: Decoding | None = None,
         checked: bool = False,
         observe: Observe | None = None,

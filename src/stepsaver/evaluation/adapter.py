@@ -16,6 +16,7 @@ from lm_eval.api.model import LM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from stepsaver.engine.defaults import NEW_TOKENS
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.score import Estimator
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    default_new_tokens: int = 256  # where a task sets no limit; the harness's own default
+    default_new_tokens: int = NEW_TOKENS  # where a task sets no limit
     estimator: Estimator = "trajectory"
     score_stop: bool = False
     show_progress: bool | None = None  # None: on a terminal

@@ -17,27 +17,25 @@ from typing import Any
 import lm_eval.models  # noqa: F401  (first, or lm-eval takes its own models for unknown)
 from lm_eval.api.registry import register_model
 
-from stepsaver.engine.decode.policy import parse_policy
-from stepsaver.engine.decoding import resolve_decoding
-from stepsaver.engine.engine import Engine, choose_device, choose_dtype
+from stepsaver.engine.decode.policy import parse_policy, policy_text
+from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.defaults import BATCH_SIZE
 from stepsaver.engine.errors import UsageError, unknown_name
-from stepsaver.engine.models.config import read_config
-from stepsaver.engine.models.load import load_model
 from stepsaver.engine.reuse.rule import parse_rule
 from stepsaver.engine.score import ESTIMATORS, Estimator
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.embedded import TASKS_FOLDER
 from stepsaver.evaluation.hub_access import reachable_hub
 from stepsaver.evaluation.ifeval import require_ifeval
-from stepsaver.evaluation.model_source import read_mask_id, resolve_model
+from stepsaver.evaluation.open_model import open_model
 from stepsaver.evaluation.task_registry import find_declaration
-from stepsaver.evaluation.tokenizer import TextTokenizer
 
 REFUSED = {
     "gpqa": "lm-eval reshuffles the choices between prompting and scoring",
     "humaneval": "lm-eval runs model-written programs without a sandbox",
 }
 
+WHOLE_NUMBERS = ("batch_size", "max_gen_toks", "block_size", "sub_block_size", "mask_id")
 HARNESS_DEVICE = "cuda:0"  # what lm-eval passes when its user said nothing, on machines without one too
 
 
@@ -48,12 +46,16 @@ class ModelArguments:
     pretrained: str
     revision: str | None = None
     rules: str = ""
-    policy: str = "threshold"
+    policy: str | None = None
     threshold: float | None = None
-    batch_size: int = 1
+    batch_size: int = BATCH_SIZE
     dtype: str = "auto"
     device: str = "auto"
-    block_cache: bool = True
+    block_size: int | None = None
+    sub_block_size: int | None = None
+    mask_id: int | None = None
+    prefix_cache: bool = Decoding.prefix_cache
+    block_cache: bool = Decoding.block_cache
     estimator: Estimator = "trajectory"
     score_stop: bool = False
     max_gen_toks: int = AdapterSettings.default_new_tokens
@@ -61,14 +63,6 @@ class ModelArguments:
     @property
     def rule_texts(self) -> list[str]:
         return [text for text in self.rules.strip("[]").split(";") if text]
-
-    @property
-    def policy_text(self) -> str:
-        if self.threshold is None:
-            return self.policy
-        if self.policy != "threshold":
-            raise UsageError("policy and threshold exclude each other; write policy=threshold:threshold=...")
-        return f"threshold:threshold={self.threshold}"
 
 
 @register_model("stepsaver")
@@ -88,16 +82,21 @@ class RegisteredLM(StepsaverLM):
     @classmethod
     def _load(cls, arguments: ModelArguments) -> "RegisteredLM":
         started = perf_counter()
-        policy = parse_policy(arguments.policy_text)
+        policy = parse_policy(policy_text(arguments.policy, arguments.threshold))
         rules = tuple(parse_rule(text) for text in arguments.rule_texts)
-        folder = resolve_model(arguments.pretrained, revision=arguments.revision)
-        config = read_config(folder)
-        mask_id = read_mask_id(folder) if config.mask_id is None else None
-        decoding = resolve_decoding(config, mask_id=mask_id, block_cache=arguments.block_cache)
-        tokenizer = TextTokenizer(folder)
-        device = choose_device(arguments.device)
-        model = load_model(folder, dtype=choose_dtype(arguments.dtype, device), device=device)
-        engine = Engine(model, decode=policy, reuse=rules, max_batch=arguments.batch_size, decoding=decoding)
+        opened = open_model(
+            arguments.pretrained,
+            revision=arguments.revision,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            block_size=arguments.block_size,
+            sub_block_size=arguments.sub_block_size,
+            mask_id=arguments.mask_id,
+            prefix_cache=arguments.prefix_cache,
+            block_cache=arguments.block_cache,
+        )
+        tokenizer = opened.tokenizer  # a folder without one is said before the weights are read
+        engine = opened.engine(policy, rules, max_batch=arguments.batch_size)
         settings = AdapterSettings(
             default_new_tokens=arguments.max_gen_toks,
             estimator=arguments.estimator,
@@ -124,7 +123,7 @@ def read_arguments(given: dict[str, Any]) -> ModelArguments:
 def _converted(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return ";".join(str(each) for each in value)
-    if name in ("batch_size", "max_gen_toks"):
+    if name in WHOLE_NUMBERS:
         if not str(value).isdecimal():
             raise UsageError(f"--model_args: {name} {value!r} is not a whole number")
         return int(value)

@@ -22,7 +22,7 @@ class AdaptiveSteps:
 
     margin: float = 0.3
     max_rows: int = 2
-    threshold: float = 0.9
+    threshold: float = Threshold.threshold
 
     def __post_init__(self) -> None:
         if not self.margin >= 0:

@@ -22,7 +22,7 @@ class Forced:
     name: ClassVar[str] = "forced"
 
     k: int
-    threshold: float = 0.9
+    threshold: float = Threshold.threshold
 
     def __post_init__(self) -> None:
         if self.k < 1:

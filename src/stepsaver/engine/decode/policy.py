@@ -3,8 +3,11 @@
 from typing import ClassVar, NamedTuple, Protocol, cast
 
 from stepsaver.engine import registry
+from stepsaver.engine.errors import UsageError
 from stepsaver.engine.rows import Rows
 from stepsaver.engine.view import StepView
+
+DEFAULT_POLICY = "threshold"
 
 
 class Candidates(NamedTuple):
@@ -40,3 +43,15 @@ def by_confidence(candidates: Candidates) -> list[tuple[int, float]]:
 def parse_policy(text: str) -> DecodePolicy:
     """A policy from `name:field=value,...`."""
     return cast(DecodePolicy, registry.parse(text, "stepsaver.engine.decode", "policy"))
+
+
+def policy_text(policy: str | None, threshold: float | None) -> str:
+    """What a user chose, who may name a policy or only a threshold."""
+    if threshold is None:
+        return policy or DEFAULT_POLICY
+    if policy not in (None, DEFAULT_POLICY):
+        raise UsageError(
+            f"policy {policy!r} and threshold {threshold} exclude each other; "
+            f"a policy that has one takes it as a field, as in {DEFAULT_POLICY}:threshold={threshold}"
+        )
+    return f"{DEFAULT_POLICY}:threshold={threshold}"

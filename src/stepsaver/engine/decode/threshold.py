@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stepsaver.engine.decode.policy import Candidates, Choice
+from stepsaver.engine.defaults import THRESHOLD
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.view import StepView
 
@@ -14,7 +15,7 @@ class Threshold:
 
     name: ClassVar[str] = "threshold"
 
-    threshold: float = 0.9
+    threshold: float = THRESHOLD
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.threshold <= 1.0:

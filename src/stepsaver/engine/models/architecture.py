@@ -18,7 +18,7 @@ class Architecture:
     attention_bias: bool | None  # whether q, k and v have a bias; None: config.json says so (`attention_bias`)
     output_bias: bool  # whether the attention's output projection has a bias where q, k and v have one
     mask_id: int | None  # the family's mask token where neither config nor tokenizer name one
-    block_size: int  # where config.json has no `bd_size`
+    block_size: int | None  # where config.json names none; None: it differs from checkpoint to checkpoint
     predicts: Predicts = "next"  # what the logits of a row predict: the token after it, or its own
     head_norms: bool = False  # whether each head's queries and keys are normed before they are rotated
     sub_block_size: int | None = None  # rows of a block that are decoded at a time; None: all of them

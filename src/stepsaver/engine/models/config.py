@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.models.architecture import architecture_named
+from stepsaver.engine.models.architecture import Architecture, architecture_named
 from stepsaver.engine.models.rope import Rope, parse_rope
 from stepsaver.engine.prediction import Predicts
 
@@ -31,7 +31,7 @@ class ModelConfig:
     mlp_bias: bool = False
     head_norms: bool = False
     predicts: Predicts = "next"
-    block_size: int = 32
+    block_size: int | None = None  # None: whoever decodes has to say it
     mask_id: int | None = None
     stop_ids: tuple[int, ...] = ()
     bos_id: int | None = None
@@ -84,12 +84,24 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Mo
         mlp_bias=bool(config.get("mlp_bias", False)),
         head_norms=architecture.head_norms,
         predicts=architecture.predicts,
-        block_size=config.get("bd_size", architecture.block_size),
+        block_size=_block_size(config, architecture),
         mask_id=config.get("mask_token_id"),
         stop_ids=_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
         bos_id=_first(config.get("bos_token_id", generation.get("bos_token_id"))),
         stored_dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
     )
+
+
+def _block_size(config: Mapping[str, Any], architecture: Architecture) -> int | None:
+    named = {name: config[name] for name in ("bd_size", "block_size") if config.get(name) is not None}
+    for name, size in named.items():
+        if not isinstance(size, int):
+            raise UsageError(f"{name} {size!r} is not a whole number")
+    if len(set(named.values())) > 1:
+        raise UsageError(
+            f"bd_size {named['bd_size']} and block_size {named['block_size']} differ; one of them is wrong"
+        )
+    return next(iter(named.values()), architecture.block_size)
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -1,0 +1,79 @@
+"""The one way to open a model by its name: what is wrong with it is said before a weight is read."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from stepsaver.engine.decode.policy import DecodePolicy
+from stepsaver.engine.decoding import Decoding, resolve_decoding
+from stepsaver.engine.engine import Engine, choose_device, choose_dtype
+from stepsaver.engine.models.config import ModelConfig, read_config
+from stepsaver.engine.models.load import load_model
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.reuse.rule import ReuseRule, check_rules
+from stepsaver.evaluation.model_source import read_mask_id, resolve_model
+from stepsaver.evaluation.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model whose configuration was read and whose decoding is settled. Tokenizer and weights come when asked for."""
+
+    name: str
+    folder: Path
+    config: ModelConfig
+    decoding: Decoding
+    device: torch.device
+    dtype: torch.dtype
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        return TextTokenizer(self.folder)
+
+    def load(self) -> Transformer:
+        """The network with its weights."""
+        return load_model(self.folder, dtype=self.dtype, device=self.device)
+
+    def outline(self) -> Transformer:
+        """The network without weights: it can be planned for and counted, not run."""
+        with torch.device("meta"):
+            return Transformer(self.config).to(self.dtype)
+
+    def engine(self, policy: DecodePolicy, rules: tuple[ReuseRule, ...], *, max_batch: int) -> Engine:
+        """Checks the rules against the model, then loads it."""
+        check_rules(rules, self.decoding, self.config.layers)
+        return Engine(self.load(), decode=policy, reuse=rules, max_batch=max_batch, decoding=self.decoding)
+
+
+def open_model(
+    name: str,
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    block_size: int | None = None,
+    sub_block_size: int | None = None,
+    mask_id: int | None = None,
+    stop_ids: tuple[int, ...] | None = None,
+    prefix_cache: bool = Decoding.prefix_cache,
+    block_cache: bool = Decoding.block_cache,
+) -> OpenModel:
+    """Finds the folder and reads its configuration. What is None is the checkpoint's or the architecture's own."""
+    chosen_device = choose_device(device)
+    chosen_dtype = choose_dtype(dtype, chosen_device)
+    folder = resolve_model(name, revision=revision)
+    config = read_config(folder)
+    if mask_id is None and config.mask_id is None:
+        mask_id = read_mask_id(folder)
+    decoding = resolve_decoding(
+        config,
+        block_size=block_size,
+        sub_block_size=sub_block_size,
+        mask_id=mask_id,
+        stop_ids=stop_ids,
+        prefix_cache=prefix_cache,
+        block_cache=block_cache,
+    )
+    return OpenModel(name, folder, config, decoding, chosen_device, chosen_dtype)
