@@ -70,9 +70,19 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, message
 
 def test_overlapping_groups_are_named_and_not_refused(tmp_path: Path) -> None:
     experiment = read_experiment(
-        write(tmp_path, GRID.replace("[first, last]", "[middle, last]").replace("k1_first", "k1_last"))
+        write(tmp_path, GRID.replace("[first, last]", "[middle, last]").replace("k1_first", "k1_last")), layers=28
     )
     assert experiment.remarks == ("layer groups middle and last share 4 layers",)
+
+
+def test_groups_are_compared_where_the_depth_is_known_and_names_always_checked(tmp_path: Path) -> None:
+    """The same two groups share layers at one depth and not at another: no depth is assumed."""
+    overlapping = write(tmp_path, GRID.replace("[first, last]", '[first, "8-11"]'))
+    assert read_experiment(overlapping).remarks == ()
+    with pytest.raises(UsageError, match="unequal size: first has 12, 8-11 has 4"):
+        read_experiment(overlapping, layers=28)
+    with pytest.raises(UsageError, match="line 6: layers 'lasst'"):
+        read_experiment(write(tmp_path, GRID.replace("[first, last]", "[first, lasst]")))
 
 
 def test_conditions_read_back() -> None:

@@ -17,8 +17,8 @@ from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_json
 from stepsaver.engine import registry
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.reuse.layer_reuse import LayerReuse
-from stepsaver.evaluation.inert import ScoredLengths, inert_rules
+from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules
 from stepsaver.evaluation.records import RequestRecord
 
 Level = Literal["invalid", "remark"]
@@ -59,12 +59,16 @@ class AuditedCell:
         return {each.key: (each.ids, each.loglikelihood) for each in self.records}
 
     @property
-    def acts(self) -> tuple[str, ...]:
+    def acting(self) -> tuple[ReuseRule, ...]:
         """The rules that can act at all in blocks of this size."""
         rules = self.config.reuse_rules()
         block_size = self.identity["decoding"]["block_size"]
-        silent = {each.rule for each in inert_rules(rules, _ONE_LONG_REQUEST, block_size=block_size)}
-        return tuple(text for text in map(registry.describe, rules) if text not in silent)
+        return acting_rules(rules, inert_rules(rules, _ONE_LONG_REQUEST, block_size=block_size))
+
+    @property
+    def deciding(self) -> tuple[ReuseRule, ...]:
+        """What the answers depend on, the policy aside: two cells that agree in it give the same ones."""
+        return tuple(rule.same_answers_as() for rule in self.acting)
 
 
 _ONE_LONG_REQUEST = [ScoredLengths(context=1, continuation=16)]  # as many steps in a block as there can be
@@ -148,8 +152,7 @@ def samples_are_the_same(task: AuditedTask) -> Iterator[Finding]:
 def neutral_configs_equal_the_baseline(task: AuditedTask) -> Iterator[Finding]:
     """A config whose rules cannot act gives the baseline's answers to the last token."""
     for cell, baseline in task.others():
-        same_policy = _policy(task, cell) == _policy(task, baseline)
-        if not cell.acts and not baseline.acts and same_policy and cell.answers() != baseline.answers():
+        if not cell.acting and _cannot_differ(task, cell, baseline) and cell.answers() != baseline.answers():
             yield Finding("invalid", "neutral", f"{cell.name} reuses nothing and yet differs from {baseline.name}")
 
 
@@ -167,16 +170,14 @@ def equal_configs_were_checked(task: AuditedTask) -> Iterator[Finding]:
 
 
 def equal_and_different_where_expected(task: AuditedTask) -> Iterator[Finding]:
-    """Output reuse cannot depend on the layers; rules that act on many samples leave a mark."""
+    """Rules that amount to the same give the same answers; others that act on many samples leave a mark."""
     for one, other in combinations(task.computed, 2):
         same = one.answers() == other.answers()
-        kind_one, kind_other = _output_kind(task, one), _output_kind(task, other)
-        if kind_one is not None and kind_one == kind_other and not same:
+        if not same and _cannot_differ(task, one, other):
             yield Finding(
-                "invalid", "identical", f"{one.name} and {other.name} reuse outputs with one k and yet differ"
+                "invalid", "identical", f"{one.name} and {other.name} have rules that amount to the same and yet differ"
             )
-        expected = one.acts != other.acts and (kind_one is None or kind_other is None or kind_one != kind_other)
-        if same and expected and one.records:
+        if same and one.deciding != other.deciding and one.records:
             unapplied = _work(one) == _work(other) and not _may_leave_out_the_same(one, other)
             yield Finding(
                 "invalid" if unapplied else "remark",
@@ -196,11 +197,8 @@ def _work(cell: AuditedCell) -> tuple[float, float]:
     return sum(each["row_layers"] for each in cell.timings), sum(each["flops"] for each in cell.timings)
 
 
-def _output_kind(task: AuditedTask, cell: AuditedCell) -> tuple[int, str] | None:
-    rules = cell.config.reuse_rules()
-    if len(rules) == 1 and isinstance(rules[0], LayerReuse) and rules[0].mode == "output":
-        return rules[0].k, _policy(task, cell)
-    return None
+def _cannot_differ(task: AuditedTask, one: AuditedCell, other: AuditedCell) -> bool:
+    return one.deciding == other.deciding and _policy(task, one) == _policy(task, other)
 
 
 def reuse_is_real(task: AuditedTask) -> Iterator[Finding]:
@@ -208,7 +206,7 @@ def reuse_is_real(task: AuditedTask) -> Iterator[Finding]:
     for cell, baseline in task.others():
         ours, theirs = _work_per_step(cell), _work_per_step(baseline)
         could = not _may_leave_out_the_same(cell, baseline)
-        if cell.acts and could and ours is not None and theirs is not None and ours >= theirs:
+        if cell.acting and could and ours is not None and theirs is not None and ours >= theirs:
             yield Finding(
                 "invalid",
                 "reuse",
@@ -310,7 +308,7 @@ def rates_are_steady(task: AuditedTask) -> Iterator[Finding]:
                 "remark", "rates", f"{name} was slow in {len(slow)} of {len(values)} chunks, first in timing {slow[0]}"
             )
     for one, other in combinations(task.computed, 2):
-        if rates[one.name] and rates[other.name] and one.acts == other.acts and one.answers() == other.answers():
+        if rates[one.name] and rates[other.name] and one.acting == other.acting and one.answers() == other.answers():
             ratio = median(rates[one.name]) / median(rates[other.name])
             if abs(ratio - 1) > TWINS_DIFFER:
                 yield Finding(

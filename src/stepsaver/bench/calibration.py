@@ -17,6 +17,7 @@ from torch import Tensor
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.forward import PartName
 from stepsaver.engine.packing import Step
+from stepsaver.engine.reuse.layer_groups import group_size
 from stepsaver.engine.rows import row_index
 
 KINDS = ("masked", "just revealed", "revealed earlier")
@@ -112,9 +113,8 @@ def calibrate(engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int,
 def proposed_layers(means: NDArray[np.float64]) -> str:
     """The layers, as many as `first`, `middle` and `last` have, whose unchanged rows drift least from step to step."""
     layers = means.shape[1]
-    size = max(1, round(12 * layers / 28))
     unchanged = np.nanmean(means[:, : layers - 1, 0][..., [0, 2]], axis=(0, 2))
-    chosen = sorted(np.argsort(unchanged, kind="stable")[:size].tolist())
+    chosen = sorted(np.argsort(unchanged, kind="stable")[: group_size(layers)].tolist())
     return ",".join(_ranges(chosen))
 
 

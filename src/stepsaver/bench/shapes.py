@@ -1,12 +1,13 @@
 """Shapes of real models, for speed measurements with random weights."""
 
 from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.models.fast_dllm_qwen import ARCHITECTURE
 from stepsaver.engine.models.rope import Rope
 
 
 def _shape(*, layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocab: int) -> ModelConfig:
     return ModelConfig(
-        architecture="Fast_dLLM_QwenForCausalLM",
+        architecture=ARCHITECTURE.name,
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -18,7 +19,7 @@ def _shape(*, layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, voc
         max_positions=8192,
         tied=True,
         qkv_bias=True,
-        block_size=32,
+        block_size=ARCHITECTURE.block_size,
         mask_id=1,
         bos_id=3,
     )

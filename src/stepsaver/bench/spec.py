@@ -15,8 +15,6 @@ from stepsaver.engine.decode.policy import DEFAULT_POLICY, parse_policy
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS
 from stepsaver.engine.errors import UsageError, unknown_name
-from stepsaver.engine.reuse.layer_groups import layer_group
-from stepsaver.engine.reuse.layer_reuse import LayerReuse
 from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
 
 FILE = "experiment.yaml"
@@ -153,7 +151,7 @@ class Experiment:
 
 
 def read_experiment(folder: Path, *, layers: int | None = None) -> Experiment:
-    """Reads and checks an experiment; `layers` of the model, if known, lets layer groups be checked too."""
+    """Reads and checks an experiment; `layers` of the model, if known, lets layer groups be compared too."""
     path = folder / FILE
     if not path.exists():
         raise UsageError(f"{folder} has no {FILE}")
@@ -214,14 +212,15 @@ def _check(spec: ExperimentSpec, configs: tuple[ConfigSpec, ...], layers: int | 
 
 
 def _layer_groups(config: ConfigSpec, layers: int | None) -> dict[str, frozenset[int]]:
-    """The groups of layers that a config names; whatever else is wrong with it is said here."""
+    """The layers that a config's rules choose, if the depth is known; whatever is wrong with it is said here."""
     if config.policy:
         parse_policy(config.policy)
     rules = config.reuse_rules()
-    if layers is not None:
-        for rule in rules:
-            rule.check(layers)
-    return {rule.layers: layer_group(rule.layers, layers or 28) for rule in rules if isinstance(rule, LayerReuse)}
+    if layers is None:
+        return {}
+    for rule in rules:
+        rule.check(layers)
+    return {name: group for rule in rules for name, group in rule.layer_groups(layers).items()}
 
 
 def _overlaps(groups: dict[str, frozenset[int]]) -> list[str]:

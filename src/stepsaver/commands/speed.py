@@ -8,11 +8,15 @@ from typing import Any
 from stepsaver.engine.errors import UsageError, unknown_name
 
 HELP = "speed of this machine: tokens/s, and efficiency against the matrix-multiplication limit"
+BATCH_SIZES = (1, 8)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", action="append", metavar="S", help="135M or 0.5B; may be repeated (default: both)")
-    parser.add_argument("--batch-size", type=int, action="append", metavar="N", help="may be repeated (default: 1, 8)")
+    default = ", ".join(map(str, BATCH_SIZES))
+    parser.add_argument(
+        "--batch-size", type=int, action="append", metavar="N", help=f"may be repeated (default: {default})"
+    )
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="interleaved repeats (default: 5)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of torch (default: torch's own choice)")
     parser.add_argument("--refill", action="store_true", help="also measure continuous batching (135M, minutes)")
@@ -32,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     for shape in shapes:
         if shape not in SHAPES:
             raise unknown_name("shape", shape, SHAPES)
-    batches = options.batch_size or [1, 8]
+    batches = options.batch_size or BATCH_SIZES
     if min(batches) < 1 or options.repeats < 1:
         raise UsageError("batch sizes and repeats are positive numbers")
     if options.threads:

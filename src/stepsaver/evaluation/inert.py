@@ -34,7 +34,7 @@ def inert_rules(
 ) -> tuple[InertRule, ...]:
     """The rules that provably change nothing, each with the reason."""
     reason = no_second_step(requests, block_size=block_size, estimator=estimator, score_stop=score_stop)
-    found = ((rule, reason or _own_reason(rule)) for rule in rules)
+    found = ((rule, reason or rule.inert_reason()) for rule in rules)
     return tuple(InertRule(registry.describe(rule), why) for rule, why in found if why)
 
 
@@ -71,12 +71,3 @@ def most_steps(request: ScoredLengths, *, block_size: int, score_stop: bool = Fa
 
 def _rows_behind_first(positions: range, start: int, size: int) -> int:
     return max(min(positions.stop, start + size) - max(positions.start, start + 1), 0)
-
-
-def _own_reason(rule: ReuseRule) -> str | None:
-    """What a rule's own parameters say."""
-    if getattr(rule, "k", None) == 1:
-        return "k=1 computes every step"
-    if rule.name == "adaptive_layers" and getattr(rule, "threshold", None) == 0:
-        return "threshold=0 calls no row calm"
-    return None

@@ -5,7 +5,9 @@ from typing import Any
 
 from stepsaver.bench.verdict import smaller_speed_up
 from stepsaver.report.cells import ReportTask
-from stepsaver.report.tables import compares_layer_reuse, layer_reuse_of
+from stepsaver.report.tables import compared_settings
+
+LABELS = {"k": "Layer Reuse: k=", "layers": "Layer Subset: "}  # of a rule's fields, in the source's log
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,12 @@ def log_entry(task: ReportTask) -> LogEntry:
 
 
 def _configuration(task: ReportTask, first: dict[str, Any]) -> list[str]:
-    if compares_layer_reuse(task):
-        rules = [rule for cell in task.cells if (rule := layer_reuse_of(cell.config))]
-        lines = [
-            "Layer Reuse: k=" + "/".join(dict.fromkeys(str(rule.k) for rule in rules)),
-            "Layer Subset: " + "/".join(dict.fromkeys(rule.layers for rule in rules)),
-        ]
-    else:
+    settings = list(compared_settings(task).values())
+    lines = [
+        LABELS.get(name, f"{name}: ") + "/".join(dict.fromkeys(each[name] for each in settings))
+        for name in (settings[0] if settings else ())
+    ]
+    if not lines:
         rules_of = {cell.name: ", ".join(cell.config.rules) or "no reuse" for cell in task.cells}
         lines = ["Rules: " + "; ".join(f"{name}: {rules}" for name, rules in rules_of.items())]
     identity = first.get("identity", {})

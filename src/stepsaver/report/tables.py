@@ -1,14 +1,14 @@
 """Result tables for the terminal and for Markdown."""
 
+from dataclasses import fields
 from math import isnan
 from typing import Any
 
-from stepsaver.bench.spec import ConfigSpec
 from stepsaver.bench.verdict import Verdict, smaller_speed_up
-from stepsaver.engine.reuse.layer_reuse import LayerReuse
 from stepsaver.report.cells import ReportCell, ReportTask
 
 COLUMNS = ("config", "accuracy", "drop", "tokens/s", "speed-up", "predicted", "ceiling", "left out", "verdict")
+HEADINGS = {"k": "Reuse K", "layers": "Layer Subset"}  # what the source's complete results table calls a rule's fields
 
 
 def result_rows(summaries: list[dict[str, Any]], verdict: Verdict) -> list[tuple[str, ...]]:
@@ -50,18 +50,24 @@ def markdown_table(rows: list[tuple[str, ...]], columns: tuple[str, ...] = COLUM
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def layer_reuse_of(config: ConfigSpec) -> LayerReuse | None:
-    return next((rule for rule in config.reuse_rules() if isinstance(rule, LayerReuse)), None)
+def compared_settings(task: ReportTask) -> dict[str, dict[str, str]]:
+    """By config, the fields of its one rule that tell the configs of a task apart, and their values.
 
-
-def compares_layer_reuse(task: ReportTask) -> bool:
-    """Whether every config is told by its k and its layers alone."""
-    return all(layer_reuse_of(cell.config) and len(cell.config.rules) == 1 for cell in task.cells)
+    Empty where configs are told by more than that: by several rules, rules of different kinds, or policies.
+    """
+    rules = {cell.name: cell.config.reuse_rules() for cell in task.cells}
+    kinds: set[Any] = {type(rule) for each in rules.values() for rule in each}  # dataclasses, all of them
+    if len(kinds) != 1 or any(len(each) != 1 for each in rules.values()) or any(c.config.policy for c in task.cells):
+        return {}
+    values = {field.name: [getattr(rule, field.name) for (rule,) in rules.values()] for field in fields(kinds.pop())}
+    varied = [name for name, each in values.items() if len(set(each)) > 1]
+    return {config: {name: str(values[name][place]) for name in varied} for place, config in enumerate(rules)}
 
 
 def complete_columns(task: ReportTask) -> tuple[str, ...]:
-    """Those of the source's complete results table; other rules than layer reuse are named instead of k and subset."""
-    what = ("Reuse K", "Layer Subset") if compares_layer_reuse(task) else ("Rules",)
+    """Those of the source's complete results table; configs that no rule's fields tell apart name their rules."""
+    settings = next(iter(compared_settings(task).values()), {})
+    what = [HEADINGS.get(name, name) for name in settings] or ["Rules"]
     return ("Config", *what, "Accuracy", "Throughput (tokens/s)", "Total Time (h)", "Notes")
 
 
@@ -72,11 +78,9 @@ def complete_rows(task: ReportTask) -> list[tuple[str, ...]]:
 
 
 def _complete_row(task: ReportTask, cell: ReportCell, outcomes: dict[str, str]) -> tuple[str, ...]:
-    summary, rule = cell.summary or {}, layer_reuse_of(cell.config)
-    what: tuple[str, ...] = (", ".join([*cell.config.rules, *filter(None, [cell.config.policy])]) or "no reuse",)
-    if compares_layer_reuse(task):
-        assert rule is not None
-        what = (str(rule.k), rule.layers)
+    summary = cell.summary or {}
+    rules = ", ".join([*cell.config.rules, *filter(None, [cell.config.policy])]) or "no reuse"
+    what = tuple(compared_settings(task).get(cell.name, {}).values()) or (rules,)
     notes = ["Baseline"] if summary["is_baseline"] else [outcomes[cell.name]]
     if summary.get("equal_to"):
         notes.append(f"equal to {summary['equal_to']}")

@@ -40,6 +40,9 @@ class AdaptiveLayers(ReuseRule):
         if self.probe >= layers:
             raise UsageError(f"rule adaptive_layers: probe {self.probe} leaves no layer of {layers} to skip")
 
+    def inert_reason(self) -> str | None:
+        return None if self.threshold else "threshold=0 calls no row calm"
+
     def delta_layers(self, layers: int) -> frozenset[int]:
         return frozenset(range(self.probe, layers)) if self.threshold else frozenset()
 

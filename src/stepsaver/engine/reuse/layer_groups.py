@@ -1,22 +1,29 @@
-"""Names for groups of layers: `first`, `middle`, `last` (12 of 28), `thirds:1` to `thirds:3`, `all`, or `4-9,12`."""
+"""Names for groups of layers: `first`, `middle`, `last`, `thirds:1` to `thirds:3`, `all`, or `4-9,12`."""
 
 import re
 from functools import lru_cache
 
 from stepsaver.engine.errors import UsageError
 
+# `first`, `middle` and `last` are the groups of the source's experiment, which had 28 layers and reused 12 of them.
+SOURCE_LAYERS, SOURCE_GROUP = 28, 12
 GROUP_NAMES = ("first", "middle", "last", "thirds:1", "thirds:2", "thirds:3", "all")
+
+
+def group_size(layers: int) -> int:
+    """How many layers `first`, `middle` and `last` have: the source's share of the depth."""
+    return max(1, round(SOURCE_GROUP * layers / SOURCE_LAYERS))
 
 
 @lru_cache(maxsize=256)
 def layer_group(text: str, layers: int) -> frozenset[int]:
     """The layers of a group in a model of so many layers.
 
-    `first`, `middle` and `last` are the 12 of 28 layers that the source's code really chose (1-12, 8-19 and 16-27, so
-    the last two overlap), scaled to other depths. The thirds are equal and disjoint; layers that do not divide by three
+    At the source's depth `first`, `middle` and `last` are what its code really chose (1-12, 8-19 and 16-27, so the last
+    two overlap); they are scaled to other depths. The thirds are equal and disjoint; layers that do not divide by three
     stay out.
     """
-    size = max(1, round(12 * layers / 28))
+    size = group_size(layers)
     third = layers // 3
     starts = {
         "first": (1, size),
@@ -33,16 +40,29 @@ def layer_group(text: str, layers: int) -> frozenset[int]:
     return _explicit(text, layers)
 
 
+def check_group_name(text: str) -> None:
+    """Says what is wrong with a name in a model of any depth."""
+    if text not in GROUP_NAMES:
+        _ranges(text)
+
+
 def _explicit(text: str, layers: int) -> frozenset[int]:
     chosen: set[int] = set()
-    for item in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item.strip())
-        if not match:
-            raise UsageError(
-                f"layers {text!r}: {item!r} is no range; allowed: {', '.join(GROUP_NAMES)}, or like 4-9,12"
-            )
-        first, last = int(match[1]), int(match[2] or match[1])
-        if first > last or last >= layers:
+    for item, first, last in _ranges(text):
+        if last >= layers:
             raise UsageError(f"layers {text!r}: {item!r} is not within 0-{layers - 1}")
         chosen.update(range(first, last + 1))
     return frozenset(chosen)
+
+
+def _ranges(text: str) -> list[tuple[str, int, int]]:
+    """Each item of `4-9,12` with its first and last layer."""
+    found = []
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item.strip())
+        if not match or int(match[1]) > int(match[2] or match[1]):
+            raise UsageError(
+                f"layers {text!r}: {item!r} is no range; allowed: {', '.join(GROUP_NAMES)}, or like 4-9,12"
+            )
+        found.append((item, int(match[1]), int(match[2] or match[1])))
+    return found

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import LayerRows, StepPlan, empty_plan
-from stepsaver.engine.reuse.layer_groups import layer_group
+from stepsaver.engine.reuse.layer_groups import check_group_name, layer_group
 from stepsaver.engine.reuse.rule import ReuseRule, Shares
 from stepsaver.engine.rows import Rows, row_set
 from stepsaver.engine.trace import SampleStep
@@ -39,9 +39,19 @@ class LayerReuse(ReuseRule):
             raise UsageError(f"rule layer_reuse: k {self.k} is not positive")
         if self.kv == "freeze" and self.mode != "delta":
             raise UsageError(f"rule layer_reuse: kv=freeze belongs to mode=delta, not to mode={self.mode}")
+        check_group_name(self.layers)
 
     def check(self, layers: int) -> None:
         layer_group(self.layers, layers)
+
+    def inert_reason(self) -> str | None:
+        return "k=1 computes every step" if self.k == 1 else None
+
+    def layer_groups(self, layers: int) -> dict[str, frozenset[int]]:
+        return {self.layers: layer_group(self.layers, layers)}
+
+    def same_answers_as(self) -> "LayerReuse":
+        return replace(self, layers="all") if self.mode == "output" else self
 
     def delta_layers(self, layers: int) -> frozenset[int]:
         if self.mode == "output" or self.k == 1:

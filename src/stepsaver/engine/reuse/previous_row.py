@@ -32,12 +32,15 @@ class PreviousRow(ReuseRule):
         if not self.limit >= 0:
             raise UsageError(f"rule previous_row: limit {self.limit} is negative")
 
+    def inert_reason(self) -> str | None:
+        return "limit=0 refreshes at every full step" if self.refresh == "drift" and self.limit == 0 else None
+
     def probe_layers(self, layers: int) -> frozenset[int]:
         return frozenset({layers // 4}) if self.refresh == "drift" else frozenset()
 
     def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
         refreshes = self.refresh == "sub-block" and step.step_in_sub_block == 0
-        if step.kind != "full" or step.step == 0 or refreshes:
+        if step.kind != "full" or step.step == 0 or refreshes or self.inert_reason():
             return Shares()
         share = max(0.0, 1 - (decoding.sub_block_size + decoding.prediction.shift) / decoding.block_size)
         return Shares(share, share, share)

@@ -24,7 +24,6 @@ class ReuseRule(ABC):
     """A frozen dataclass: its fields are hyper-parameters and identity. It only ever takes work away from a plan."""
 
     name: ClassVar[str]
-    exact: ClassVar[bool] = False  # exact in real arithmetic: the same tokens in float64 as without the rule
     needs_shift: ClassVar[bool] = False  # it follows from rows that predict the token after them
     needs_block_cache: ClassVar[bool] = True  # without one every row runs in every step and there is nothing to keep
 
@@ -51,6 +50,18 @@ class ReuseRule(ABC):
     @abstractmethod
     def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
         """At most how much of a step, as it runs without rules, this rule could ever leave out: its ceiling."""
+
+    def inert_reason(self) -> str | None:
+        """Why these settings never leave anything out, or None. Answers are then, to the last bit, those without it."""
+        return None
+
+    def layer_groups(self, layers: int) -> dict[str, frozenset[int]]:
+        """The layers, of so many, that the settings choose, by the name they have there: what a comparison varies."""
+        return {}
+
+    def same_answers_as(self) -> "ReuseRule":
+        """The one setting that stands for all that give the same answers: what cannot matter has one value there."""
+        return self
 
     def check(self, layers: int) -> None:  # noqa: B027 (most rules fit every model)
         """Says what is impossible for a model of so many layers."""
