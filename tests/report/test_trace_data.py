@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from stepsaver.engine.decoding import resolve_decoding
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.report.trace_data import Frame, Run, first_difference
 from tests.report.traces import BLOCK, PROMPTS, document_of, engine_of, traced
@@ -40,6 +41,19 @@ def test_frames_replay_the_text_and_add_up(tiny_model: Transformer, rules: tuple
         assert totals["forwards"] == sum(step.rows > 0 for step in completion.steps)
         assert totals["mlp_run"] == sum(step.mlp_run for step in completion.steps)
         assert totals["attention_reused"] == sum(step.attention_reused for step in completion.steps)
+
+
+def test_blocks_of_one_row_are_committed_without_a_step(tiny_model: Transformer) -> None:
+    engine = engine_of(tiny_model)
+    engine.decoding = resolve_decoding(tiny_model.config, block_size=1, stop_ids=())
+    completions, runs = traced(engine, max_new_tokens=5)
+    for prompt, completion, run in zip(PROMPTS, completions, runs, strict=True):
+        text = [*prompt, *completion.ids]
+        commits = [frame for frame in run["frames"] if frame["kind"] == "commit"]
+        assert [(frame["start"], frame["tokens"]) for frame in commits] == [
+            (start, [text[start]]) for start in range(len(prompt), len(text) - 1)
+        ]
+        assert run["frames"][-1]["totals"]["tokens"] == 5
 
 
 @pytest.mark.parametrize("rules", RULES, ids=lambda rules: "+".join(rules) or "none")

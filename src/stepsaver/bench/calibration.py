@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stepsaver.engine.engine import Engine, Prompt
+from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import PartName
 from stepsaver.engine.packing import Step
 from stepsaver.engine.reuse.layer_groups import group_size
@@ -99,6 +100,8 @@ def calibrate(engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int,
     )
     for _ in watched.generate(prompts, max_new_tokens=max_new_tokens):
         pass
+    if not recorder.counts.any():
+        raise UsageError("no block took a second step, so there is no drift to measure: longer texts, or larger blocks")
     means = recorder.means()
     return {
         "layers": layers,

@@ -141,7 +141,7 @@ class TraceRecorder:
         return [self._run(prompt, each) for prompt, each in zip(prompts, completions, strict=True)]
 
     def _run(self, prompt: Sequence[int], completion: Completion) -> Run:
-        frames = list(self._frames(completion))
+        frames = list(self._frames(prompt, completion))
         text = range(len(prompt), len(prompt) + len(completion.ids))
         for frame in frames:  # rows behind the stop token are revealed too, and belong to no text
             frame["positions"] = [position for position in frame["positions"] if position in text]
@@ -150,7 +150,7 @@ class TraceRecorder:
             frame["totals"] = totals
         return Run(ids=completion.ids, finish=completion.finish, frames=frames)
 
-    def _frames(self, completion: Completion) -> Iterator[Frame]:
+    def _frames(self, prompt: Sequence[int], completion: Completion) -> Iterator[Frame]:
         size, layers = self.engine.decoding.block_size, self.engine.model.config.layers
         seen = iter(self._seen[completion.index])
         last: _Seen | None = None
@@ -159,9 +159,12 @@ class TraceRecorder:
                 start, stop = step.context - step.rows, step.context
                 yield _frame(step, start, [], positions=[stop] if step.revealed else [])
             elif step.kind == "commit":
-                assert last is not None, "a block is decoded before it is committed"
-                tokens, plan = _after(last), commit_plan(size, layers=layers)
-                yield _frame(step, last.start, tokens, plan=plan, positions=[last.start + size])
+                start, plan = step.context - size, commit_plan(size, layers=layers)
+                if last is not None and last.start == start:
+                    tokens = _after(last)
+                else:  # a block of one row is known without a step
+                    tokens = [*prompt, *completion.ids][start : start + size]
+                yield _frame(step, start, tokens, plan=plan, positions=[start + size] if step.revealed else [])
             else:
                 last = next(seen)
                 yield _denoising_frame(step, last)
