@@ -23,12 +23,13 @@ def base_plan(view: StepView) -> StepPlan:
 def cache_serves(view: StepView, candidates: Rows, *, steps_ahead: int = 0) -> bool:
     """Whether a step that may reveal `candidates` can run the sub-block alone, on the cached rows around it.
 
-    All rows that predict a candidate must lie in the sub-block. Where a row predicts the token after it, this fails
-    while the sub-block's first row is masked, which is why the reference runs the whole block then.
+    Not a sub-block's first step, before which rows outside it have changed. And all rows that predict a candidate must
+    lie in the sub-block: where a row predicts the token after it, this fails while the sub-block's first row is masked,
+    which is why the reference runs the whole block then.
     """
     return (
         view.block_cache
-        and view.step + steps_ahead > 0
+        and view.steps_in_sub_block + steps_ahead > 0
         and view.sub_block_size < view.block_size
         and is_subset(view.prediction.readers(candidates), view.sub_block)
     )

@@ -43,12 +43,13 @@ def resolve_decoding(
         )
     if block < 1:
         raise UsageError(f"block size {block} is not positive")
-    sub_block = default_sub_block_size(block) if sub_block_size is None else sub_block_size
+    architecture = architecture_named(config.architecture)
+    sub_block = sub_block_size
+    if sub_block is None:
+        sub_block = default_sub_block_size(block) if architecture.has_sub_blocks else block
     if sub_block < 1 or block % sub_block:
         raise UsageError(f"sub-block size {sub_block} does not divide the block size {block}")
-    mask = next(
-        (i for i in (mask_id, config.mask_id, architecture_named(config.architecture).mask_id) if i is not None), None
-    )
+    mask = next((i for i in (mask_id, config.mask_id, architecture.mask_id) if i is not None), None)
     if mask is None:
         if block > 1:
             raise UsageError(f"blocks of {block} rows need a mask token and this model names none; {_asked('mask_id')}")

@@ -66,10 +66,14 @@ def _value(text: str, hint: Any, place: str) -> Any:
         if text not in allowed:
             raise unknown_name(place, text, allowed)
         return text
-    if isinstance(hint, types.UnionType):
-        if text == "none" and type(None) in hint.__args__:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        choices = typing.get_args(hint)
+        if text == "none" and type(None) in choices:
             return None
-        hint = next(each for each in hint.__args__ if each is not type(None))
+        words = [word for each in choices for word in typing.get_args(each)]  # such as `all` beside a number
+        if text in words:
+            return text
+        hint = next(each for each in choices if each is not type(None))
     if hint is bool:
         if text not in ("true", "false"):
             raise UsageError(f"{place} {text!r} is neither true nor false")
