@@ -46,6 +46,8 @@ LLAMA3_ROPE = {
     [
         ("Qwen2", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
         ("Qwen2", {"num_key_value_heads": 6, "tie_word_embeddings": False}),
+        ("Qwen3", {"num_key_value_heads": 2, "head_dim": 24, "tie_word_embeddings": True}),
+        ("Qwen3", {"num_key_value_heads": 3, "head_dim": 8, "attention_bias": True}),
         ("Llama", {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
         ("Llama", {"num_key_value_heads": 3, "head_dim": 16, "rope_parameters": LLAMA3_ROPE}),
     ],
@@ -117,7 +119,7 @@ def _folder(tmp_path: Path, **config_changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["Qwen3ForCausalLM"]}, "unknown architecture 'Qwen3ForCausalLM'; nearest: Qwen2ForCausalLM"),
+        ({"architectures": ["Qwen1ForCausalLM"]}, "unknown architecture 'Qwen1ForCausalLM'; nearest: Qwen3ForCausalLM"),
         ({"architectures": []}, "expected exactly one"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"use_sliding_window": True}, "sliding-window"),
@@ -215,4 +217,5 @@ def test_auto_dtype_on_the_cpu_is_float32_and_unknown_ones_are_refused() -> None
 
 
 def test_every_architecture_is_registered_under_its_own_name() -> None:
-    assert set(architectures()) == {"Fast_dLLM_QwenForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"}
+    autoregressive = {"Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"}
+    assert set(architectures()) == {"Fast_dLLM_QwenForCausalLM", "SDARForCausalLM"} | autoregressive

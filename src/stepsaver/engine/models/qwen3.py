@@ -1,0 +1,7 @@
+"""Qwen3, the dense models: norms on each head's queries and keys; autoregressive, blocks of one row."""
+
+from stepsaver.engine.models.architecture import Architecture
+
+ARCHITECTURE = Architecture(
+    name="Qwen3ForCausalLM", attention_bias=None, output_bias=True, mask_id=None, block_size=1, head_norms=True
+)
