@@ -9,6 +9,8 @@ NEUTRAL = {
     "previous_row": ["previous_row:refresh=drift,limit=0"],
     "trim": ["trim:level=drift,budget=64,age=1", "trim:level=random,budget=64"],
     "adaptive_layers": ["adaptive_layers:probe=1,threshold=0"],
+    "near_rows": [],  # a setting that hides nothing is refused
+    "light_commit": ["light_commit:settle=all"],
 }
 
 # Settings that act.
@@ -29,6 +31,8 @@ ACTING = {
         "trim:level=random,budget=2",
     ],
     "adaptive_layers": ["adaptive_layers:probe=1,threshold=0.5", "adaptive_layers:probe=2,threshold=5,max_age=1"],
+    "near_rows": ["near_rows", "near_rows:ahead=2"],
+    "light_commit": ["light_commit", "light_commit:settle=0"],
 }
 
 COMBINED = [
@@ -36,6 +40,10 @@ COMBINED = [
     ("previous_row:refresh=sub-block", "trim:level=drift", "layer_reuse:k=2,layers=first,mode=delta"),
     ("trim:level=structural", "layer_reuse:k=3,layers=all,mode=mlp"),
     ("previous_row:refresh=drift", "adaptive_layers:probe=1,threshold=0.5"),
+    ("previous_row:refresh=block", "trim:level=changed", "near_rows", "light_commit"),
+    ("near_rows", "layer_reuse:k=3,layers=all,mode=delta,kv=freeze", "light_commit:settle=0"),
+    ("near_rows:ahead=1", "previous_row:refresh=drift", "adaptive_layers:probe=1,threshold=0.5"),
+    ("near_rows", "layer_reuse:k=2,mode=output"),
 ]
 
 

@@ -153,10 +153,22 @@ def ceiling(config: ModelConfig, baseline: Trace, rules: tuple[ReuseRule, ...], 
     plain = cheapest = 0.0
     for entry in baseline.entries:
         plain += entry_flops(config, entry)
-        shares = [rule.reusable(entry, decoding, config.layers) for rule in rules] if entry.kind in DENOISING else []
-        free = Shares(*(min(1.0, sum(part)) for part in zip(*shares, strict=True))) if shares else NOTHING
-        cheapest += entry_flops(config, entry, free)
+        cheapest += entry_flops(config, entry, _reusable(entry, rules, decoding, config.layers))
     return plain / cheapest
+
+
+def _reusable(entry: SampleStep, rules: tuple[ReuseRule, ...], decoding: Decoding, layers: int) -> Shares:
+    """What several rules could leave out of a step together: all but the rows that are read, unless one needs none."""
+    if entry.kind == "commit":
+        shares = [rule.reusable_in_commit(entry, decoding) for rule in rules]
+    elif entry.kind in DENOISING:
+        shares = [rule.reusable(entry, decoding, layers) for rule in rules]
+    else:
+        shares = []
+    if not shares or not entry.rows:
+        return NOTHING
+    most = 1.0 if any(share.mlp == 1.0 for share in shares) else 1 - entry.head_rows / entry.rows
+    return Shares(*(min(most, sum(part)) for part in zip(*shares, strict=True)))
 
 
 def as_json(cost: Cost) -> dict[str, float]:

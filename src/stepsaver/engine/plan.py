@@ -52,7 +52,7 @@ class StepPlan:
         return (
             is_subset(self.window, other.window)
             and is_subset(self.reads, other.reads)
-            and is_subset(other.hidden, self.hidden)
+            and (self.is_empty or is_subset(other.hidden, self.hidden))
             and all(
                 is_subset(mine.attention, theirs.attention)
                 and is_subset(mine.keys_values, theirs.keys_values)

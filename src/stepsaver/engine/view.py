@@ -61,6 +61,10 @@ class StepView:
         """The masked rows of the sub-block: those a step may reveal."""
         return self.sub_block & self.masked & ~self.sealed
 
+    def revealed_within(self, steps: int) -> Rows:
+        """Rows that became tokens in the last so many steps of the block."""
+        return row_set((self.revealed_at >= 0) & (self.step - self.revealed_at <= steps))
+
     @cached_property
     def changed(self) -> Rows:
         """Rows whose token differs from the one that their keys and values were computed with, in any layer."""

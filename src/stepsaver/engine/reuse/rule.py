@@ -51,6 +51,10 @@ class ReuseRule(ABC):
     def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
         """At most how much of a step, as it runs without rules, this rule could ever leave out: its ceiling."""
 
+    def reusable_in_commit(self, commit: SampleStep, decoding: Decoding) -> Shares:
+        """The same of a commit."""
+        return Shares()
+
     def inert_reason(self) -> str | None:
         """Why these settings never leave anything out, or None. Answers are then, to the last bit, those without it."""
         return None
@@ -65,6 +69,15 @@ class ReuseRule(ABC):
 
     def check(self, layers: int) -> None:  # noqa: B027 (most rules fit every model)
         """Says what is impossible for a model of so many layers."""
+
+    def check_decoding(self, decoding: Decoding) -> None:
+        """Says what makes no sense for the way a model is decoded."""
+        if self.needs_shift and not decoding.prediction.opens_blocks:
+            raise UsageError(
+                f"rule {self.name} needs rows that predict the token after them, and here each predicts its own"
+            )
+        if self.needs_block_cache and not decoding.block_cache:
+            raise UsageError(f"rule {self.name} needs the block cache, which is off")
 
 
 def plan_step(view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
@@ -109,10 +122,7 @@ def parse_rule(text: str) -> ReuseRule:
 def check_rules(rules: tuple[ReuseRule, ...], decoding: Decoding, layers: int) -> None:
     """Refuses combinations that cannot work, in one line."""
     for rule in rules:
-        if rule.needs_shift and not decoding.prediction.opens_blocks:
-            raise UsageError(f"rule {rule.name} follows from rows that predict the token after them; here each its own")
-        if rule.needs_block_cache and not decoding.block_cache:
-            raise UsageError(f"rule {rule.name} needs the block cache, which is off")
+        rule.check_decoding(decoding)
         rule.check(layers)
     names = [rule.name for rule in rules]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -55,7 +55,7 @@ class Trim(ReuseRule):
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if view.step == 0:
             return plan
-        keep = plan.reads | view.changed | self._settling(view)
+        keep = plan.reads | view.changed | view.revealed_within(1 + self.settle)  # run at most `settle` times since
         if self.level == "structural":
             keep |= view.masked
         elif self.level == "drift":
@@ -64,10 +64,6 @@ class Trim(ReuseRule):
         elif self.level == "random":
             keep |= self._drawn(plan.window & ~keep, view)
         return plan.within(keep)
-
-    def _settling(self, view: StepView) -> Rows:
-        """Rows revealed so recently that they have been recomputed at most `settle` times since."""
-        return row_set((view.revealed_at >= 0) & (view.step - view.revealed_at <= 1 + self.settle))
 
     def _felt(self, view: StepView) -> Rows:
         """The frontier, and masked rows near a change."""

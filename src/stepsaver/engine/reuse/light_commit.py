@@ -1,0 +1,49 @@
+"""Light commits: rows that have settled keep the keys and values that the last steps gave them."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.reuse.rule import ReuseRule, Shares
+from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.view import StepView
+
+
+@dataclass(frozen=True)
+class LightCommit(ReuseRule):
+    """A commit runs changed rows, rows revealed in the last `1 + settle` steps, and the row that is read.
+
+    Source: none; a commit that runs every row is the reference's. The other rows' keys and values are of their final
+    token already, computed when fewer of the block's tokens were known. `settle=all` is the exact commit.
+    """
+
+    name: ClassVar[str] = "light_commit"
+    needs_block_cache: ClassVar[bool] = False
+
+    settle: int | Literal["all"] = 1
+
+    def __post_init__(self) -> None:
+        if self.settle != "all" and self.settle < 0:
+            raise UsageError(f"rule light_commit: settle {self.settle} is negative")
+
+    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+        return Shares()
+
+    def reusable_in_commit(self, commit: SampleStep, decoding: Decoding) -> Shares:
+        if self.settle == "all":
+            return Shares()
+        share = 1 - commit.head_rows / commit.rows
+        return Shares(share, share, share)
+
+    def inert_reason(self) -> str | None:
+        return "settle=all commits every row" if self.settle == "all" else None
+
+    def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
+        return plan
+
+    def narrow_commit(self, plan: StepPlan, view: StepView) -> StepPlan:
+        if self.settle == "all":
+            return plan
+        return plan.within(plan.reads | view.changed | view.revealed_within(1 + self.settle))

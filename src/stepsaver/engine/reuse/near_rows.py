@@ -1,0 +1,49 @@
+"""Near rows: masked rows far after the sub-block are not there until their turn."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.reuse.rule import ReuseRule, Shares
+from stepsaver.engine.rows import rows_between
+from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.view import StepView
+
+
+@dataclass(frozen=True)
+class NearRows(ReuseRule):
+    """A step is that of a block which ends `ahead` rows after the current sub-block.
+
+    Source: suffix dropout in whole-sequence diffusion (DPad, Chen et al., 2025; Window-Diffusion, 2026), here inside a
+    block. The masked rows after are neither computed nor attended to until their sub-block comes; nothing has computed
+    them before, so they then run as changed rows do. Inexact: a row would have seen how many masks follow it.
+    """
+
+    name: ClassVar[str] = "near_rows"
+    needs_block_cache: ClassVar[bool] = False
+
+    ahead: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ahead < 0:
+            raise UsageError(f"rule near_rows: ahead {self.ahead} is negative")
+
+    def check_decoding(self, decoding: Decoding) -> None:
+        if decoding.sub_block_size + self.ahead >= decoding.block_size:
+            raise UsageError(
+                f"rule near_rows: sub-blocks of {decoding.sub_block_size} rows and {self.ahead} ahead "
+                f"leave none of the block's {decoding.block_size} out"
+            )
+
+    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+        if step.kind != "full":
+            return Shares()
+        # a step's sub-block is not in its record; it has at least its own rows to run
+        share = max(0.0, 1 - (decoding.sub_block_size + self.ahead) / decoding.block_size)
+        return Shares(share, share, share)
+
+    def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
+        end = min(view.sub_block.bit_length() + self.ahead, view.block_size)
+        return plan.hiding(rows_between(end, view.block_size))
