@@ -63,7 +63,7 @@ def test_a_single_token_is_the_log_softmax_of_the_row_before(tiny_model: Transfo
     rows = list(context[BLOCK:]) + [1] * 5
     positions = torch.arange(2 * BLOCK) // BLOCK
     mask = positions[:, None] >= positions[None]
-    logits = _plain_logits(tiny_model, list(context[:BLOCK]) + rows, mask)
+    logits = plain_logits(tiny_model, list(context[:BLOCK]) + rows, mask)
     expected = logits[len(context) - 1].log_softmax(-1)
     scores = scored(engine_of(tiny_model, max_batch=3), [(context, (token,)) for token in (7, 9, 30)])
     for score, token in zip(scores, (7, 9, 30), strict=True):
@@ -71,7 +71,7 @@ def test_a_single_token_is_the_log_softmax_of_the_row_before(tiny_model: Transfo
         assert score.steps == 1
 
 
-def _plain_logits(model: Transformer, ids: list[int], mask: torch.Tensor) -> torch.Tensor:
+def plain_logits(model: Transformer, ids: list[int], mask: torch.Tensor) -> torch.Tensor:
     h = model.embedding(torch.tensor(ids))
     rotation = model.rotations(len(ids))
     group = model.config.heads // model.config.kv_heads
@@ -90,7 +90,7 @@ def test_a_token_at_a_blocks_first_row_is_scored_by_the_prefill(tiny_model: Tran
     trace = Trace()
     scores = scored(engine_of(tiny_model, max_batch=4), [(context, (7,)), (context, (9,))], trace=trace)
     mask = torch.ones(BLOCK, BLOCK, dtype=torch.bool)
-    expected = _plain_logits(tiny_model, list(context), mask)[-1].log_softmax(-1)
+    expected = plain_logits(tiny_model, list(context), mask)[-1].log_softmax(-1)
     assert [score.loglikelihood for score in scores] == pytest.approx(
         [float(expected[7]), float(expected[9])], abs=1e-9
     )

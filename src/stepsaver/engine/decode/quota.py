@@ -1,0 +1,37 @@
+"""A quota of rows per step, so that a block takes at most so many steps (SDAR, Cheng et al., 2025)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stepsaver.engine.decode.policy import Candidates, Choice, by_confidence
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.view import StepView
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Reveals a step's share of its block's rows, the most confident first; the first of equals.
+
+    Source: SDAR's public decoder. The rows of a block are divided by `steps`, the remainder goes to the first steps.
+    Without a threshold this is its static rule; with one its dynamic rule: every row surer than that if these are at
+    least as many as the share. Differs where a block has sub-blocks: the shares are those of a sub-block's rows.
+    """
+
+    name: ClassVar[str] = "quota"
+
+    steps: int
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"policy quota: steps {self.steps} is not positive")
+        if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
+            raise UsageError(f"policy quota: threshold {self.threshold} is outside [0, 1]")
+
+    def choose(self, candidates: Candidates, view: StepView) -> Choice:
+        share, remainder = divmod(view.sub_block_size, self.steps)
+        quota = max(1, share + (view.steps_in_sub_block < remainder))
+        ranked = by_confidence(candidates)
+        if self.threshold is not None:
+            quota = max(quota, sum(sure > self.threshold for _, sure in ranked))
+        return Choice(sum(1 << row for row, _ in ranked[:quota]))

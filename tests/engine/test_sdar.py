@@ -1,0 +1,181 @@
+"""SDAR: token for token and forward for forward what its public decoder produced; the checkpoints are in shared/."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stepsaver.engine import registry
+from stepsaver.engine.cache import KeyValueCache
+from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.decode.quota import Quota
+from stepsaver.engine.decode.threshold import Threshold
+from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.engine import Completion, Engine, Prompt
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.forward import Memory, run_step
+from stepsaver.engine.models.load import load_model, random_model
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.packing import Step
+from stepsaver.engine.plan import whole_plan
+from stepsaver.engine.prediction import SELF
+from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.rows import rows_between
+from stepsaver.engine.score import ScoreRequest
+from stepsaver.engine.trace import DENOISING
+from tests.conftest import SHARED, sharpened, tiny_config
+from tests.engine.golden_cases import read_golden
+from tests.engine.rule_cases import ACTING, combined_rule_sets, rule_sets
+from tests.engine.test_score import plain_logits
+
+GOLDEN = SHARED / "golden_sdar"
+SETS = {"untied-b4": 50, "tied-b8": 49}
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Transformer]:
+    if not GOLDEN.is_dir():
+        pytest.skip("needs the shared folder beside the repository")
+    return {name: load_model(GOLDEN / name, dtype=torch.float32) for name in SETS}
+
+
+def engine_of(model: Transformer, case: dict, *, max_batch: int = 1) -> Engine:
+    decoding = resolve_decoding(model.config, block_size=case["block_size"], stop_ids=(case["stop_token"],))
+    policy = Quota(case["denoising_steps"], case["threshold"])
+    return Engine(model, decode=policy, decoding=decoding, max_batch=max_batch, checked=True)
+
+
+def expected_ids(case: dict) -> list[int]:
+    ids = case["output"][len(case["prompt"]) :][: case["max_new_tokens"]]
+    return ids[: ids.index(case["stop_token"]) + 1] if case["stop_token"] in ids else ids
+
+
+def assert_equal(case: dict, completion: Completion) -> None:
+    assert completion.ids == expected_ids(case)
+    ours = [[step.kind, step.rows] for step in completion.steps]
+    both = min(len(ours), len(case["trace"]))
+    assert both == len(ours)  # the reference goes on to the end of its canvas
+    assert ours == case["trace"][:both]
+
+
+@pytest.mark.parametrize(("name", "number"), [(name, case) for name, count in SETS.items() for case in range(count)])
+def test_case_equals_the_public_decoder(models: dict[str, Transformer], name: str, number: int) -> None:
+    case = read_golden(GOLDEN / name)["cases"][number]
+    (completion,) = engine_of(models[name], case).generate([case["prompt"]], max_new_tokens=case["max_new_tokens"])
+    assert_equal(case, completion)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("max_batch", [3, 16])
+def test_cases_are_the_same_in_batches(models: dict[str, Transformer], name: str, max_batch: int) -> None:
+    by_settings: dict[tuple, list[dict]] = {}
+    for case in read_golden(GOLDEN / name)["cases"]:
+        settings = (case["block_size"], case["denoising_steps"], case["threshold"], case["stop_token"])
+        by_settings.setdefault(settings, []).append(case)
+    for cases in by_settings.values():
+        prompts = [Prompt(tuple(case["prompt"]), max_new_tokens=case["max_new_tokens"]) for case in cases]
+        for completion in engine_of(models[name], cases[0], max_batch=max_batch).generate(prompts, max_new_tokens=0):
+            assert_equal(cases[completion.index], completion)
+
+
+@pytest.mark.parametrize("name", SETS)
+def testplain_logits(models: dict[str, Transformer], name: str) -> None:
+    model, stored = models[name], load_file(GOLDEN / name / "forward.safetensors")
+    ids = stored["ids"].flatten().numpy()
+    rows, size = len(ids), model.config.block_size
+    assert size is not None
+    cache = KeyValueCache(model.config, slots=1, capacity=rows, dtype=model.dtype, device=model.device)
+    everything = rows_between(0, rows)
+    plan = whole_plan("prefill", window=everything, reads=everything, layers=model.config.layers, prediction=SELF)
+    logits = run_step(model, Memory(cache, None, model.rotations(rows)), [Step(0, 0, ids, size, plan)]).logits
+    assert torch.allclose(logits, stored["logits"].view_as(logits), atol=1e-4, rtol=0)
+
+
+SETS_WITHOUT_SHIFT = [
+    rules for rules in rule_sets(ACTING) + combined_rule_sets() if not any(rule.needs_shift for rule in rules)
+]
+PROMPTS = [(5, 6, 7), tuple(range(10, 26)), (9,), tuple(range(20, 31))]
+
+
+@pytest.fixture(scope="module")
+def tiny_sdar() -> Transformer:
+    config = tiny_config(architecture="SDARForCausalLM", predicts="self", head_norms=True, qkv_bias=False)
+    return sharpened(random_model(config, dtype=torch.float64, seed=3))
+
+
+def tiny_engine(model: Transformer, rules: tuple = (), *, max_batch: int = 1, threshold: float = 0.5, **options):
+    decoding = resolve_decoding(model.config, **({"sub_block_size": 4, "stop_ids": ()} | options))
+    return Engine(model, decode=Threshold(threshold), reuse=rules, max_batch=max_batch, decoding=decoding, checked=True)
+
+
+def texts(engine: Engine, limit: int = 28) -> list[list[int]]:
+    return [each.ids for each in sorted(engine.generate(PROMPTS, max_new_tokens=limit), key=lambda each: each.index)]
+
+
+@pytest.mark.parametrize("sub_block_size", [4, 8])
+@pytest.mark.parametrize("block_cache", [True, False])
+def test_cached_decoding_is_decoding_without_caches(
+    tiny_sdar: Transformer, sub_block_size: int, block_cache: bool
+) -> None:
+    options = {"sub_block_size": sub_block_size, "block_cache": block_cache}
+    assert texts(tiny_engine(tiny_sdar, max_batch=3, **options)) == texts(
+        tiny_engine(tiny_sdar, prefix_cache=False, **options)
+    )
+
+
+@pytest.mark.parametrize("rules", SETS_WITHOUT_SHIFT, ids=lambda rules: "+".join(map(registry.describe, rules)))
+def test_rules_without_the_shift_run_checked_and_alike_in_batches(tiny_sdar: Transformer, rules: tuple) -> None:
+    alone = texts(tiny_engine(tiny_sdar, rules))
+    assert [len(ids) for ids in alone] == [28] * len(PROMPTS)
+    assert texts(tiny_engine(tiny_sdar, rules, max_batch=3)) == alone
+    assert texts(tiny_engine(deepcopy(tiny_sdar).float().prepare(), rules, max_batch=2)) == alone
+
+
+def test_what_follows_from_the_shift_is_refused_in_one_line(tiny_sdar: Transformer) -> None:
+    with pytest.raises(UsageError, match="rule previous_row needs rows that predict the token after them"):
+        tiny_engine(tiny_sdar, (parse_rule("previous_row"),))
+
+
+def test_a_score_is_that_of_the_tokens_own_row(tiny_sdar: Transformer) -> None:
+    context = tuple(range(5, 16))  # one whole block, and three rows of the next
+    blocks = torch.arange(16) // 8
+    logits = plain_logits(tiny_sdar, [*context, *[1] * 5], blocks[:, None] >= blocks[None])
+    asked = [ScoreRequest(context, (token,)) for token in (7, 9, 30)]
+    scores = sorted(tiny_engine(tiny_sdar, max_batch=2).score(asked), key=lambda each: each.index)
+    for score, request in zip(scores, asked, strict=True):
+        expected = logits[len(context)].log_softmax(-1)[request.continuation_ids[0]]
+        assert score.loglikelihood == pytest.approx(float(expected), abs=1e-9)
+
+
+@pytest.mark.parametrize("sub_block_size", [4, 8])
+def test_scores_follow_the_trajectory_of_the_models_own_text(tiny_sdar: Transformer, sub_block_size: int) -> None:
+    engine = tiny_engine(tiny_sdar, threshold=0.7, sub_block_size=sub_block_size)
+    prompt = tuple(range(5, 21))
+    completion = next(iter(engine.generate([prompt], max_new_tokens=16)))
+    (score,) = engine.score([ScoreRequest(prompt, tuple(completion.ids))])
+    assert score.is_greedy
+    assert score.steps == sum(step.kind in DENOISING for step in completion.steps)
+    (uncached,) = tiny_engine(tiny_sdar, threshold=0.7, sub_block_size=sub_block_size, prefix_cache=False).score(
+        [ScoreRequest(prompt, tuple(completion.ids))]
+    )
+    assert uncached.loglikelihood == pytest.approx(score.loglikelihood, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("steps", "threshold", "expected"),
+    [(4, None, [1, 1, 1, 1]), (3, None, [2, 1, 1]), (2, 0.0, [4]), (9, None, [1] * 4)],
+)
+def test_the_remainder_of_a_quota_goes_to_the_first_steps(
+    tiny_sdar: Transformer, steps: int, threshold: float | None, expected: list[int]
+) -> None:
+    decoding = resolve_decoding(tiny_sdar.config, block_size=4, stop_ids=())
+    engine = Engine(tiny_sdar, decode=Quota(steps, threshold), decoding=decoding)
+    (completion,) = engine.generate([PROMPTS[1]], max_new_tokens=4)
+    assert [step.revealed for step in completion.steps if step.kind in DENOISING] == expected
+
+
+@pytest.mark.parametrize("text", ["quota", "quota:steps=0", "quota:steps=2,threshold=1.5", "quota:steps=2,threshold=x"])
+def test_wrong_quotas_are_one_line(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_policy(text)
