@@ -19,7 +19,7 @@ from stepsaver.evaluation.evaluate import (
 )
 from stepsaver.evaluation.local_data import read_rows
 from stepsaver.evaluation.records import RequestRecord
-from stepsaver.evaluation.sandbox import Limits, run_program
+from stepsaver.evaluation.sandbox import CannotIsolate, Limits, run_program
 from stepsaver.evaluation.task_loading import TaskOptions, load_task
 from stepsaver.evaluation.task_registry import package_folder
 from stepsaver.evaluation.tokenizer import TextTokenizer
@@ -157,25 +157,58 @@ def test_humaneval_runs_nothing_before_it_is_confirmed(data_dir: Path, monkeypat
         load_task("humaneval", TaskOptions(data_dir=data_dir))
 
 
+def test_a_sandbox_that_is_gone_while_scoring_is_one_line(
+    evaluated: Callable[..., TaskResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise CannotIsolate("this machine cannot contain it")
+
+    monkeypatch.setattr(humaneval, "run_program", refuse)
+    with pytest.raises(UsageError, match=r"^this machine cannot contain it$"):
+        evaluated("humaneval", write=lambda _: "    return 1\n")
+
+
 def test_the_official_solutions_pass(shared: Path) -> None:
     for row in read_rows(shared / "data" / "HumanEval.jsonl.gz")[:5]:
-        tests = f"{row['test']}\ncheck({row['entry_point']})"
+        tests = _reference(row)
         right, wrong = row["prompt"] + row["canonical_solution"], row["prompt"] + "    return None\n"
         assert humaneval.pass_at_k([tests], [[right]], k=[1]) == {"pass@1": 1.0}
         assert humaneval.pass_at_k([tests], [[wrong]], k=[1]) == {"pass@1": 0.0}
 
 
+def test_functions_of_the_prompt_are_the_tests_own(shared: Path) -> None:
+    """Three problems check an answer with a function of their prompt. A program cannot replace that one."""
+    rows = {row["task_id"]: row for row in read_rows(shared / "data" / "HumanEval.jsonl.gz")}
+    replaced = {
+        "HumanEval/32": "    return 0\ndef poly(xs, x): return 0\n",
+        "HumanEval/38": "    return s\ndef encode_cyclic(s): return s\n",
+        "HumanEval/50": "    return s\ndef encode_shift(s): return s\n",
+    }
+    for name, completion in replaced.items():
+        assert _passes(rows[name], rows[name]["canonical_solution"])
+        assert not _passes(rows[name], completion)
+
+
+def _reference(row: dict[str, Any]) -> str:
+    """As the task's template has it."""
+    return f"{row['prompt']}\n{row['test']}\ncheck({row['entry_point']})"
+
+
+def _passes(row: dict[str, Any], completion: str) -> bool:
+    tests, entry_point = humaneval.split_reference(_reference(row))
+    limits = Limits(seconds=20.0)
+    return run_program(row["prompt"] + completion, tests, entry_point=entry_point, limits=limits).passed
+
+
+def test_tests_that_name_no_function_are_an_error() -> None:
+    with pytest.raises(UsageError, match=re.escape("end with check(FUNCTION)")):
+        humaneval.pass_at_k(["def check(candidate): pass"], [["pass"]], k=[1])
+
+
 @pytest.mark.long
 def test_all_official_solutions_pass(shared: Path) -> None:
     rows = read_rows(shared / "data" / "HumanEval.jsonl.gz")
-    failed = [
-        row["task_id"]
-        for row in rows
-        if not run_program(
-            f"{row['prompt']}{row['canonical_solution']}\n{row['test']}\ncheck({row['entry_point']})",
-            Limits(seconds=10.0),
-        ).passed
-    ]
+    failed = [row["task_id"] for row in rows if not _passes(row, row["canonical_solution"])]
     assert len(rows) == 164
     assert failed == []
 

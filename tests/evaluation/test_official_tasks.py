@@ -90,8 +90,10 @@ def test_humaneval_has_the_official_prompts_and_stop_strings(data_dir: Path) -> 
     loaded = load_task("humaneval", TaskOptions(data_dir=data_dir, confirm_run_unsafe_code=True))
     ours = loaded.harness["tasks"]["humaneval"].config
     theirs = load_yaml(OFFICIAL / "humaneval/humaneval.yaml", resolve_func=False)
-    for key in ("doc_to_text", "doc_to_target", "generation_kwargs", "num_fewshot", "repeats", "unsafe_code"):
+    for key in ("doc_to_text", "generation_kwargs", "num_fewshot", "repeats", "unsafe_code"):
         assert getattr(ours, key) == theirs[key], key
+    # Which no model sees: the tests, that run apart from the program, after the prompt whose functions they use.
+    assert ours.doc_to_target == "{{prompt}}\n" + theirs["doc_to_target"]
     assert [each["name"] for each in ours.filter_list] == [each["name"] for each in theirs["filter_list"]]
     assert loaded.accuracy == f"pass@1,{theirs['filter_list'][0]['name']}"
     requests = _requests(loaded.harness["tasks"]["humaneval"], None)
