@@ -87,7 +87,7 @@ def evaluate_task(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions 
             confirm_run_unsafe_code=task.runs_unsafe_code,  # `load_task` asked for the confirmation
         )
     except Exception as error:
-        if not lm.is_complete:
+        if isinstance(error, UsageError) or not lm.is_complete:
             raise
         raise ScoringFailed(f"{task.name}: scoring failed after all answers were there: {error!r}") from error
     assert results is not None
