@@ -2,6 +2,7 @@
 
 import pytest
 
+from stepsaver.engine.prediction import SELF
 from stepsaver.engine.reuse.rule import parse_rule
 from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules, most_steps
 
@@ -27,6 +28,19 @@ RULES = tuple(parse_rule(text) for text in ("layer_reuse:k=3,mode=output", "laye
 )
 def test_most_steps(context: int, continuation: int, steps: int) -> None:
     assert most_steps(ScoredLengths(context, continuation), block_size=32) == steps
+
+
+@pytest.mark.parametrize(
+    ("context", "continuation", "steps"), [(40, 1, 1), (32, 1, 1), (32, 2, 2), (31, 2, 1), (31, 3, 2), (63, 34, 32)]
+)
+def test_rows_that_predict_their_own_token_are_all_revealed_by_steps(
+    context: int, continuation: int, steps: int
+) -> None:
+    assert most_steps(ScoredLengths(context, continuation), block_size=32, prediction=SELF) == steps
+    two_at_a_boundary = [ScoredLengths(32, 2)]
+    assert len(inert_rules(RULES, two_at_a_boundary, block_size=32)) == len(RULES)
+    (only,) = inert_rules(RULES, two_at_a_boundary, block_size=32, prediction=SELF)
+    assert "k=1" in only.reason
 
 
 def test_a_scored_stop_token_is_one_row_more() -> None:

@@ -17,6 +17,7 @@ from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_json
 from stepsaver.engine import registry
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.prediction import PREDICTIONS
 from stepsaver.engine.reuse.rule import ReuseRule
 from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules
 from stepsaver.evaluation.records import RequestRecord
@@ -62,8 +63,10 @@ class AuditedCell:
     def acting(self) -> tuple[ReuseRule, ...]:
         """The rules that can act at all in blocks of this size."""
         rules = self.config.reuse_rules()
-        block_size = self.identity["decoding"]["block_size"]
-        return acting_rules(rules, inert_rules(rules, _ONE_LONG_REQUEST, block_size=block_size))
+        decoding = self.identity["decoding"]
+        prediction = PREDICTIONS[decoding.get("predicts", "next")]  # runs before there were others do not say it
+        block_size = decoding["block_size"]
+        return acting_rules(rules, inert_rules(rules, _LONG_REQUEST, block_size=block_size, prediction=prediction))
 
     @property
     def deciding(self) -> tuple[ReuseRule, ...]:
@@ -71,7 +74,7 @@ class AuditedCell:
         return tuple(rule.same_answers_as() for rule in self.acting)
 
 
-_ONE_LONG_REQUEST = [ScoredLengths(context=1, continuation=16)]  # as many steps in a block as there can be
+_LONG_REQUEST = [ScoredLengths(context=1, continuation=16)]  # as many steps in a block as there can be
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def find_equal(request: CellRequest, runners: Mapping[str, ConfigRunner]) -> Equ
     lengths: list[ScoredLengths] = any_lm.scored_lengths([each for chunk in request.chunks for each in chunk.requests])
     options = {
         "block_size": request.session.decoding.block_size,
+        "prediction": request.session.decoding.prediction,
         "estimator": request.experiment.spec.estimator,
     }
     single_step = no_second_step(lengths, score_stop=False, **options) is not None  # type: ignore[arg-type]

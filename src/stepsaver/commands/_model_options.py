@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from stepsaver.engine.defaults import BATCH_SIZE, SUB_BLOCK_SIZE, THRESHOLD
+from stepsaver.engine.defaults import BATCH_SIZE, THRESHOLD
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
@@ -34,12 +34,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--rule", action="append", default=[], metavar="R", help="a reuse rule, `name:field=value,...`; may be repeated"
     )
     add_checkpoint_arguments(decoding)
-    decoding.add_argument(
-        "--sub-block-size",
-        type=int,
-        metavar="N",
-        help=f"rows of a sub-block (default: {SUB_BLOCK_SIZE}, or what divides a smaller block)",
-    )
+    decoding.add_argument("--sub-block-size", type=int, metavar="N", help="rows of a sub-block (default: the model's)")
     decoding.add_argument("--stop-id", type=int, action="append", metavar="N", help="a stop token; may be repeated")
     decoding.add_argument("--prefix-cache", action=argparse.BooleanOptionalAction, default=True)
     decoding.add_argument("--block-cache", action=argparse.BooleanOptionalAction, default=True)

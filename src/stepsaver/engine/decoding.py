@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from stepsaver.engine.defaults import SUB_BLOCK_SIZE
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import ModelConfig
@@ -36,6 +35,7 @@ def resolve_decoding(
     block_cache: bool = Decoding.block_cache,
 ) -> Decoding:
     """Fills what the caller left open from the checkpoint's configuration and the architecture. Nothing is guessed."""
+    architecture = architecture_named(config.architecture)
     block = config.block_size if block_size is None else block_size
     if block is None:
         raise UsageError(
@@ -43,10 +43,7 @@ def resolve_decoding(
         )
     if block < 1:
         raise UsageError(f"block size {block} is not positive")
-    architecture = architecture_named(config.architecture)
-    sub_block = sub_block_size
-    if sub_block is None:
-        sub_block = default_sub_block_size(block) if architecture.has_sub_blocks else block
+    sub_block = _usual_sub_block(block, architecture.sub_block_size) if sub_block_size is None else sub_block_size
     if sub_block < 1 or block % sub_block:
         raise UsageError(f"sub-block size {sub_block} does not divide the block size {block}")
     mask = next((i for i in (mask_id, config.mask_id, architecture.mask_id) if i is not None), None)
@@ -63,9 +60,9 @@ def resolve_decoding(
     return Decoding(block, sub_block, mask, tuple(stops), config.bos_id, prefix_cache, block_cache, config.predicts)
 
 
-def default_sub_block_size(block_size: int) -> int:
-    """The largest size that divides the block, up to the usual one."""
-    return next(size for size in range(min(SUB_BLOCK_SIZE, block_size), 0, -1) if block_size % size == 0)
+def _usual_sub_block(block_size: int, usual: int | None) -> int:
+    """The architecture's size, or the next smaller one that divides the block; the whole block if there is none."""
+    return next(size for size in range(min(usual or block_size, block_size), 0, -1) if block_size % size == 0)
 
 
 def _asked(name: str) -> str:

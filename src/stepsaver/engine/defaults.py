@@ -4,6 +4,5 @@ Nothing is imported here, so that `--help` can quote the numbers without waiting
 """
 
 THRESHOLD = 0.9  # of the decode policy: the published one of Fast-dLLM v2
-SUB_BLOCK_SIZE = 8  # rows at most; a smaller block is one sub-block
 BATCH_SIZE = 1
 NEW_TOKENS = 256  # the harness's own limit

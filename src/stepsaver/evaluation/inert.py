@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepsaver.engine import registry
+from stepsaver.engine.prediction import NEXT, Prediction
 from stepsaver.engine.reuse.rule import ReuseRule
 from stepsaver.engine.score import Estimator
 
@@ -29,11 +30,14 @@ def inert_rules(
     requests: Iterable[ScoredLengths],
     *,
     block_size: int,
+    prediction: Prediction = NEXT,
     estimator: Estimator = "trajectory",
     score_stop: bool = False,
 ) -> tuple[InertRule, ...]:
     """The rules that provably change nothing, each with the reason."""
-    reason = no_second_step(requests, block_size=block_size, estimator=estimator, score_stop=score_stop)
+    reason = no_second_step(
+        requests, block_size=block_size, prediction=prediction, estimator=estimator, score_stop=score_stop
+    )
     found = ((rule, reason or rule.inert_reason()) for rule in rules)
     return tuple(InertRule(registry.describe(rule), why) for rule, why in found if why)
 
@@ -45,29 +49,39 @@ def acting_rules(rules: tuple[ReuseRule, ...], inert: Iterable[InertRule]) -> tu
 
 
 def no_second_step(
-    requests: Iterable[ScoredLengths], *, block_size: int, estimator: Estimator, score_stop: bool
+    requests: Iterable[ScoredLengths],
+    *,
+    block_size: int,
+    prediction: Prediction,
+    estimator: Estimator,
+    score_stop: bool,
 ) -> str | None:
     """Why no block ever takes a second step, or None. Then the decode policy has nothing to choose from, either."""
     if estimator == "reference":
         return "the reference estimator is one forward per request, so there is no earlier step to reuse"
-    if all(most_steps(each, block_size=block_size, score_stop=score_stop) <= 1 for each in requests):
+    steps = (most_steps(r, block_size=block_size, prediction=prediction, score_stop=score_stop) for r in requests)
+    if all(each <= 1 for each in steps):
         return "no request can take two steps in a block, so there is no earlier step to reuse"
     return None
 
 
-def most_steps(request: ScoredLengths, *, block_size: int, score_stop: bool = False) -> int:
+def most_steps(
+    request: ScoredLengths, *, block_size: int, prediction: Prediction = NEXT, score_stop: bool = False
+) -> int:
     """The most denoising steps that any one block of a request can take.
 
-    Every step reveals at least one row, so it is the number of the block's rows to be revealed. A block's first row is
-    none of them: the prefill or the commit before it scores that one.
+    Every step reveals at least one row, so it is the number of the block's rows to be revealed. Where the
+    context opens a block, the first row is none of them: the prefill or the commit before it scores that one.
     """
     start = max(request.context, 1)  # an empty context is one token
     positions = range(start, start + request.continuation + score_stop)
     if not positions:
         return 0
     blocks = range(positions[0] // block_size, positions[-1] // block_size + 1)
-    return max(_rows_behind_first(positions, block * block_size, block_size) for block in blocks)
+    return max(
+        _rows_within(positions, block * block_size + prediction.shift, (block + 1) * block_size) for block in blocks
+    )
 
 
-def _rows_behind_first(positions: range, start: int, size: int) -> int:
-    return max(min(positions.stop, start + size) - max(positions.start, start + 1), 0)
+def _rows_within(positions: range, start: int, stop: int) -> int:
+    return max(min(positions.stop, stop) - max(positions.start, start), 0)

@@ -151,7 +151,9 @@ class TraceRecorder:
         return Run(ids=completion.ids, finish=completion.finish, frames=frames)
 
     def _frames(self, prompt: Sequence[int], completion: Completion) -> Iterator[Frame]:
-        size, layers = self.engine.decoding.block_size, self.engine.model.config.layers
+        decoding, layers = self.engine.decoding, self.engine.model.config.layers
+        size = decoding.block_size
+        commit = commit_plan(size, layers=layers, prediction=decoding.prediction)
         seen = iter(self._seen[completion.index])
         last: _Seen | None = None
         for step in completion.steps:
@@ -159,12 +161,12 @@ class TraceRecorder:
                 start, stop = step.context - step.rows, step.context
                 yield _frame(step, start, [], positions=[stop] if step.revealed else [])
             elif step.kind == "commit":
-                start, plan = step.context - size, commit_plan(size, layers=layers)
+                start = step.context - size
                 if last is not None and last.start == start:
                     tokens = _after(last)
                 else:  # a block of one row is known without a step
                     tokens = [*prompt, *completion.ids][start : start + size]
-                yield _frame(step, start, tokens, plan=plan, positions=[start + size] if step.revealed else [])
+                yield _frame(step, start, tokens, plan=commit, positions=[start + size] if step.revealed else [])
             else:
                 last = next(seen)
                 yield _denoising_frame(step, last)

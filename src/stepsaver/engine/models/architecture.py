@@ -21,7 +21,7 @@ class Architecture:
     block_size: int | None  # where config.json names none; None: it differs from checkpoint to checkpoint
     predicts: Predicts = "next"  # what the logits of a row predict: the token after it, or its own
     head_norms: bool = False  # whether each head's queries and keys are normed before they are rotated
-    has_sub_blocks: bool = True  # whether its decoder reveals a block part by part
+    sub_block_size: int | None = None  # rows of a block that are decoded at a time; None: all of them
 
     def qkv_bias(self, config: Mapping[str, Any]) -> bool:
         return bool(config.get("attention_bias", False)) if self.attention_bias is None else self.attention_bias

@@ -10,5 +10,4 @@ ARCHITECTURE = Architecture(
     block_size=None,
     predicts="self",
     head_norms=True,
-    has_sub_blocks=False,
 )
