@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from stepsaver.bench import run as run_module
 from stepsaver.bench import session as session_module
 from stepsaver.bench.session import Session
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.cli import main
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.engine import Engine
+from stepsaver.engine.errors import UsageError
 from tests.bench.conftest import EXPERIMENT
 
 LIMIT = 10
@@ -427,6 +429,28 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(
     assert main(["run", str(experiment), "--dry-run", "--limit", "6"]) == 0
     assert "nothing was written" in capsys.readouterr().out
     assert everything_in(experiment) == before
+
+
+def test_rules_that_cannot_act_are_named_before_the_run(
+    experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a dry run, and by the run itself before its first chunk."""
+    command = ["run", str(experiment), "--task", "mini_mmlu", "--limit", "2", "--estimator", "reference"]
+    why = "rules of same, output_0, output_1, trimmed cannot act: the reference estimator is one forward per request"
+    taken_over = "same, output_0, output_1, trimmed take over the answers of baseline"
+    assert main([*command, "--dry-run"]) == 0
+    planned = capsys.readouterr().out
+    assert why in planned
+    assert taken_over in planned
+
+    def stop(*_: object) -> None:
+        raise UsageError("stopped before the first chunk")
+
+    monkeypatch.setattr(run_module, "run_missing", stop)
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert f"note: mini_mmlu_limit_2: {why}" in said
+    assert taken_over in said
 
 
 def test_the_estimator_of_the_command_line_is_part_of_the_run(experiment: Path) -> None:

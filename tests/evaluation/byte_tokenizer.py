@@ -14,7 +14,7 @@ TEMPLATE = (
 )
 
 
-def write_byte_tokenizer(folder: Path, *, chat_template: bool = True) -> Path:
+def write_byte_tokenizer(folder: Path, *, chat_template: str | None = TEMPLATE) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokens = (*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()))
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
@@ -30,5 +30,5 @@ def write_byte_tokenizer(folder: Path, *, chat_template: bool = True) -> Path:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(configuration), encoding="utf-8")
     if chat_template:
-        (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+        (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     return folder

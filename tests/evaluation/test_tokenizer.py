@@ -7,7 +7,7 @@ import pytest
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.embedded.tokenizer import write_tokenizer
 from stepsaver.evaluation.tokenizer import TextTokenizer
-from tests.evaluation.byte_tokenizer import END_ID, write_byte_tokenizer
+from tests.evaluation.byte_tokenizer import END_ID, TEMPLATE, write_byte_tokenizer
 
 
 @pytest.mark.parametrize("text", ["", "plain", "two\nlines \n", "naïve – 日本語 🙂", " leading", "<|end|>"])
@@ -37,7 +37,7 @@ def test_an_open_answer_is_transformers_own(byte_tokenizer: TextTokenizer, begun
 
 
 def test_without_a_chat_template(tmp_path: Path) -> None:
-    tokenizer = TextTokenizer(write_byte_tokenizer(tmp_path, chat_template=False))
+    tokenizer = TextTokenizer(write_byte_tokenizer(tmp_path, chat_template=None))
     assert not tokenizer.has_chat_template
     with pytest.raises(UsageError, match="no chat template"):
         tokenizer.chat_prompt([{"role": "user", "content": "Q"}])
@@ -45,7 +45,8 @@ def test_without_a_chat_template(tmp_path: Path) -> None:
 
 def test_fingerprint_changes_with_the_template(tmp_path: Path) -> None:
     names = {
-        TextTokenizer(write_byte_tokenizer(tmp_path / "same", chat_template=has)).fingerprint for has in (False, True)
+        TextTokenizer(write_byte_tokenizer(tmp_path / "same", chat_template=each)).fingerprint
+        for each in (None, TEMPLATE)
     }
     assert len(names) == 2
 

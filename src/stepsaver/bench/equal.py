@@ -25,6 +25,18 @@ class EqualConfigs:
     leader_of: dict[str, str]
     inert: dict[str, tuple[InertRule, ...]]
 
+    def notes(self) -> list[str]:
+        """What is worth knowing before the run: which configs have rules that cannot act, by the reason."""
+        configs_by_reason: dict[str, dict[str, None]] = {}
+        for name, rules in self.inert.items():
+            for each in rules:
+                configs_by_reason.setdefault(each.reason, {})[name] = None
+        found = [f"rules of {', '.join(names)} cannot act: {why}" for why, names in configs_by_reason.items()]
+        for leader in dict.fromkeys(self.leader_of.values()):
+            names = [name for name, followed in self.leader_of.items() if followed == leader]
+            found.append(f"{', '.join(names)} take over the answers of {leader}; a few requests are checked")
+        return found
+
 
 def find_equal(request: CellRequest, runners: Mapping[str, ConfigRunner]) -> EqualConfigs:
     """Groups the configs of a scoring task by what can act in them. Generative cells always run."""

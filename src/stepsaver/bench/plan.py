@@ -55,6 +55,7 @@ class PlannedTask:
     chunks: int
     samples: int
     cells: tuple[PlannedCell, ...]
+    notes: tuple[str, ...]  # on rules that cannot act on the task
 
 
 def plan_run(experiment: Experiment, options: RunOptions) -> list[PlannedTask]:
@@ -76,7 +77,8 @@ def _plan_task(request: CellRequest, options: RunOptions, results: Path) -> Plan
     configs = with_baseline(experiment, options.configs)
     forced = {config.name for config in options.configs} if options.force else set[str]()
     runners = {config.name: ConfigRunner(request.session, experiment, config, request.task.path) for config in configs}
-    leader_of = find_equal(request, runners).leader_of
+    equal = find_equal(request, runners)
+    leader_of = equal.leader_of
     found = {config.name: _missing(request, config, results, is_forced=config.name in forced) for config in configs}
     computed = [numbers for name, (numbers, _) in found.items() if name not in leader_of]
     beside_baseline = set[int]().union(*computed)
@@ -91,7 +93,8 @@ def _plan_task(request: CellRequest, options: RunOptions, results: Path) -> Plan
         cells.append(
             PlannedCell(config.name, len(missing), samples, len(again), remark, per_sample.times(samples), basis)
         )
-    return PlannedTask(request.folder_name, len(chunks), sum(len(each.samples) for each in chunks), tuple(cells))
+    samples = sum(len(each.samples) for each in chunks)
+    return PlannedTask(request.folder_name, len(chunks), samples, tuple(cells), tuple(equal.notes()))
 
 
 def _missing(request: CellRequest, config: ConfigSpec, results: Path, *, is_forced: bool) -> tuple[set[int], str]:

@@ -104,6 +104,8 @@ def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> bool:
     for path in (path for opened in cells.values() for path in opened.cell.damaged):
         print(f"note: a damaged file was set aside as {path}; its samples are run again", file=sys.stderr)
     equal = find_equal(request, {name: opened.runner for name, opened in cells.items()})
+    for note in equal.notes():
+        print(f"note: {request.folder_name}: {note}", file=sys.stderr, flush=True)
     computed = {name: opened for name, opened in cells.items() if name not in equal.leader_of}
     if not part.is_whole:
         write_apart(computed, part)

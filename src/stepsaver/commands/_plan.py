@@ -22,6 +22,8 @@ def print_plan(planned: "list[PlannedTask]", *, shards: int, as_json: bool) -> N
         print(plain_table([_row(cell) for cell in task.cells], COLUMNS))
         for basis in dict.fromkeys(cell.basis for cell in task.cells if cell.samples):
             print(f"estimated from {basis}")
+        for note in task.notes:
+            print(f"note: {note}")
         for cell in task.cells:
             if cell.remark:
                 print(f"note: {cell.config}: {cell.remark}")

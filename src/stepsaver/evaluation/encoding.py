@@ -19,13 +19,24 @@ class Fitted(NamedTuple):
 
 
 def encode_pair(tokenizer: TextTokenizer, context: str, continuation: str) -> EncodedPair:
-    """The harness's convention: white space between the two belongs to the continuation, and the pair is encoded whole.
+    """The context is encoded alone, the pair whole; what follows the context's ids is the continuation.
 
-    So a word keeps the token it has in running text. The context's own ids then say where the continuation begins.
+    So a word keeps the token it has in running text. White space that the task wrote between the two belongs to the
+    continuation: the harness's convention. White space that the chat template ends with is part of the prompt: moved,
+    it would be scored instead of the answer.
     """
     whole = tokenizer.encode(context + continuation)
-    before = tokenizer.encode(context.rstrip())
-    return EncodedPair(tuple(before), tuple(whole[len(before) :]))
+    if not _is_opened_by_template(tokenizer, context):
+        before = tokenizer.encode(context.rstrip())
+        return EncodedPair(tuple(before), tuple(whole[len(before) :]))
+    before = tokenizer.encode(context)
+    is_split_there = whole[: len(before)] == before  # white space on both sides may be one token of the whole
+    return EncodedPair(tuple(before), tuple(whole[len(before) :] if is_split_there else tokenizer.encode(continuation)))
+
+
+def _is_opened_by_template(tokenizer: TextTokenizer, context: str) -> bool:
+    opening = tokenizer.answer_opening
+    return bool(opening.strip()) and context.endswith(opening)  # white space alone could be the task's as well
 
 
 def fit_left(ids: tuple[int, ...], *, room: int, behind: int, what: str) -> Fitted:

@@ -3,10 +3,13 @@
 import hashlib
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from stepsaver.engine.errors import UsageError
+
+_ANY_QUESTION = "a question that no template contains"
 
 
 class Message(TypedDict):
@@ -58,6 +61,14 @@ class TextTokenizer:
             [dict(message) for message in messages], tokenize=False, add_generation_prompt=opens_answer
         )
         return text if opens_answer else _up_to(text, messages[-1]["content"])
+
+    @cached_property
+    def answer_opening(self) -> str:
+        """What the chat template writes between the last message and the answer; nothing without a template."""
+        if not self.has_chat_template:
+            return ""
+        text = self.chat_prompt([{"role": "user", "content": _ANY_QUESTION}])
+        return text[text.rindex(_ANY_QUESTION) + len(_ANY_QUESTION) :]
 
     def added_token(self, text: str) -> int | None:
         """The id of a token that is matched whole, such as `<|im_end|>`, or None."""
