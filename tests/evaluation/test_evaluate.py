@@ -81,13 +81,43 @@ def test_mmlu(evaluated: Callable[..., TaskResult], right: set[str], accuracy: f
     assert result.metric == "acc,none"
 
 
+@pytest.mark.parametrize(
+    ("name", "answers", "values"),
+    [
+        ("mmlu_anatomy_generative", ("A", "B"), [1.0, 0.0]),
+        (
+            "mmlu_anatomy_generative_boxed",
+            ("Not B. So \\boxed{A}.", "\\boxed{D}? No: \\boxed{\\text{(C)}}"),
+            [1.0, 1.0],
+        ),
+        ("mmlu_anatomy_generative_boxed", ("A", "\\boxed{Cat}"), [0.0, 0.0]),
+    ],
+)
+def test_generative_mmlu(
+    evaluated: Callable[..., TaskResult], name: str, answers: tuple[str, str], values: list[float]
+) -> None:
+    result = evaluated(name, write=lambda prompt: answers[0 if "thigh" in prompt else 1])
+    assert [score.value for score in result.documents] == values
+    assert result.metric == "exact_match,get_response"
+
+
+def right_choice(prompt: str) -> str:
+    number = re.findall(r"thing number (\d+)\?", prompt)[-1]
+    return re.findall(rf"\(([ABCD])\) thing {number}\n", prompt)[-1]
+
+
+@pytest.mark.parametrize("kind", ["generative_n_shot", "cot_zeroshot", "cot_n_shot"])
+def test_gpqa_a_perfect_writer_is_perfect(evaluated: Callable[..., TaskResult], kind: str) -> None:
+    result = evaluated(f"gpqa_main_{kind}", write=lambda prompt: f"I think it is ({right_choice(prompt)})")
+    assert result.accuracy == 1.0
+    assert result.beside == {"exact_match,strict-match": 0.0}
+
+
 def test_gpqa_a_perfect_solver_is_perfect(evaluated: Callable[..., TaskResult]) -> None:
     """With the official shuffle it would be right a quarter of the time."""
 
     def weigh(context: str, continuation: str) -> float:
-        number = re.findall(r"thing number (\d+)\?", context)[-1]
-        letter = re.findall(rf"\(([ABCD])\) thing {number}\n", context)[-1]
-        return -1.0 if letter in continuation else -9.0
+        return -1.0 if right_choice(context) in continuation else -9.0
 
     for shots in (0, 3):
         result = evaluated("gpqa_main_n_shot", shots=shots, weigh=weigh)
@@ -229,15 +259,21 @@ def test_every_checker_of_ifeval_runs(
 
 
 @pytest.mark.long
-def test_all_subjects_of_mmlu(byte_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["mmlu", "mmlu_generative", "mmlu_generative_boxed"])
+def test_all_subjects_of_mmlu(byte_tokenizer: TextTokenizer, tmp_path: Path, name: str) -> None:
     subjects = [path.stem.removeprefix("mmlu_") for path in package_folder("lm_eval/tasks/mmlu/default").glob("mmlu_*")]
     for number, subject in enumerate(sorted(subjects)):
         rows = [",".join(["Which?", "w", "x", "y", "z", "A" if number % 2 else "B"])] * (1 + number % 3)
         (tmp_path / f"{subject}_test.csv").write_text("\n".join(rows) + "\n")
-    engine = ScriptedEngine(byte_tokenizer, weigh=lambda context, answer: 0.0 if "A" in answer else -5.0)
+    engine = ScriptedEngine(
+        byte_tokenizer,
+        weigh=lambda context, answer: 0.0 if "A" in answer else -5.0,
+        write=lambda prompt: "\\boxed{A}" if name.endswith("boxed") else "A",
+    )
     lm = StepsaverLM(engine, byte_tokenizer)  # type: ignore[arg-type]
-    result = evaluate_task(lm, load_task("mmlu", TaskOptions(data_dir=tmp_path)))
+    result = evaluate_task(lm, load_task(name, TaskOptions(data_dir=tmp_path)))
     assert len(subjects) == 57
+    assert 0.2 < result.accuracy < 0.8
     values = [score.value for score in result.documents]
     assert result.accuracy == pytest.approx(sum(values) / len(values))  # weighted by size, as lm-eval does it
 

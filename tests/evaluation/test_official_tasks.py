@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, dict[str, list[dict[str, Any]]]]] = {
     "mmlu_anatomy": ("mmlu/default/mmlu_anatomy.yaml", {"test": MMLU_ROWS, "dev": MMLU_DEV_ROWS}),
     "minerva_math_algebra": ("minerva_math/minerva_math_algebra.yaml", {"test": own_rows.MATH}),
     "ifeval": ("ifeval/ifeval.yaml", {"train": own_rows.IFEVAL}),
+    "mmlu_anatomy_generative": ("mmlu/generative/mmlu_anatomy.yaml", {"test": MMLU_ROWS, "dev": MMLU_DEV_ROWS}),
 }
 SCRIPT = """
 from datasets import Dataset
@@ -100,12 +101,16 @@ def test_humaneval_has_the_official_prompts_and_stop_strings(data_dir: Path) -> 
     assert [arguments[0] for _, arguments in requests] == [row["prompt"] for row in own_rows.HUMANEVAL]
 
 
-def test_gpqa_has_the_official_prompt(data_dir: Path) -> None:
-    loaded = load_task("gpqa_main_n_shot", TaskOptions(data_dir=data_dir))
-    ours = loaded.harness["tasks"]["gpqa_main_n_shot"].config
-    theirs = load_yaml(OFFICIAL / "gpqa/n_shot/gpqa_main_n_shot.yaml")
+@pytest.mark.parametrize("kind", ["n_shot", "zeroshot", "generative_n_shot", "cot_zeroshot", "cot_n_shot"])
+def test_gpqa_has_the_official_prompt(data_dir: Path, kind: str) -> None:
+    name = f"gpqa_main_{kind}"
+    loaded = load_task(name, TaskOptions(data_dir=data_dir))
+    ours = loaded.harness["tasks"][name].config
+    theirs = load_yaml(OFFICIAL / f"gpqa/{kind.removesuffix('_n_shot') if 'gen' in kind else kind}/{name}.yaml")
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice", "description", "output_type", "dataset_name"):
-        assert getattr(ours, key) == theirs[key], key
+        assert getattr(ours, key) == theirs.get(key, getattr(ours, key)), key
+    assert (ours.filter_list or []) == theirs.get("filter_list", [])
+    assert {loaded.accuracy, *loaded.beside} == set(metric_keys(loaded.harness["tasks"][name]))
     assert [each["metric"] for each in ours.metric_list] == [each["metric"] for each in theirs["metric_list"]]
 
 

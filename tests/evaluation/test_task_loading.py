@@ -63,6 +63,25 @@ def test_an_undeclared_task_needs_its_metric(data_dir: Path) -> None:
     assert "has no metric 'acc'" in _problem("gsm8k_cot", data_dir=data_dir, metric="acc")
 
 
+def test_what_lm_eval_cannot_load_is_one_line(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("its loader\nis broken")
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager.load", fail)
+    problem = _problem("gsm8k", data_dir=data_dir)
+    assert problem == "task gsm8k cannot be loaded by lm-eval: RuntimeError: its loader"
+    monkeypatch.setattr("lm_eval.tasks._yaml_loader.load_yaml", lambda *_, **__: {}["no such key"])
+    assert "cannot be loaded by lm-eval: KeyError" in _problem("gsm8k", data_dir=data_dir)
+
+
+def test_programs_of_the_model_run_in_a_sandbox_or_not_at_all(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_eval.api.task import ConfigurableTask
+
+    monkeypatch.setattr(ConfigurableTask, "UNSAFE_CODE", True, raising=False)
+    metric = "exact_match,strict-match"
+    assert "no sandbox" in _problem("gsm8k_cot", data_dir=data_dir, metric=metric, confirm_run_unsafe_code=True)
+
+
 def test_the_index_is_as_it_was_after_loading(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is laid over an index is taken away again, so an index can be shared."""
     kept: list[Any] = []

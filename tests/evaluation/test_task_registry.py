@@ -11,7 +11,7 @@ from stepsaver.evaluation.task_registry import find_declaration, harness_names, 
 
 def test_the_tasks_of_the_experiments_are_declared() -> None:
     wanted = {"gsm8k", "minerva_math", "ifeval", "humaneval", "mmlu", "gpqa_main_n_shot"}
-    variants = {"gsm8k_boxed", "minerva_math_boxed"}
+    variants = {"gsm8k_boxed", "minerva_math_boxed", "mmlu_generative", "mmlu_generative_boxed"}
     embedded = {"mini_gsm8k", "mini_mmlu", "mini_ifeval"}
     assert wanted | variants | embedded <= task_declarations().keys()
 
@@ -32,6 +32,11 @@ def test_the_accuracy_is_the_proposals() -> None:
         ("minerva_math_algebra_boxed", "minerva_math_boxed"),
         ("gpqa_diamond_n_shot", "gpqa_main_n_shot"),
         ("humaneval_instruct", "humaneval"),
+        ("mmlu_anatomy_generative", "mmlu_generative"),
+        ("mmlu_stem_generative", "mmlu_generative"),
+        ("mmlu_anatomy_generative_boxed", "mmlu_generative_boxed"),
+        ("gpqa_diamond_generative_n_shot", "gpqa_main_generative_n_shot"),
+        ("gpqa_extended_cot_zeroshot", "gpqa_main_cot_zeroshot"),
     ],
 )
 def test_further_names_of_a_declaration(name: str, declared: str) -> None:

@@ -18,13 +18,21 @@ def run(options: argparse.Namespace) -> int:
     found = task_declarations()
     if options.json:
         rows = {
-            name: {"path": each.path, "accuracy": each.accuracy, "beside": each.beside, "summary": each.summary}
+            name: {
+                "path": each.path,
+                "accuracy": each.accuracy,
+                "beside": each.beside,
+                "also": each.also,
+                "summary": each.summary,
+            }
             for name, each in found.items()
         }
         print(json.dumps(rows))
         return 0
     width = max(map(len, found))
     for name, each in found.items():
-        print(f"{name:<{width}}  {each.path}, accuracy {each.accuracy}" + (f"  {each.summary}" if each.summary else ""))
-    print("Any other lm-eval task runs too if its metric is named.")
+        print(f"{name:<{width}}  {each.path}, accuracy {each.accuracy}  {each.summary}")
+        if each.also:
+            print(f"{'':<{width}}  also {', '.join(each.also)}")
+    print("Any other lm-eval task runs too if its metric is named with --metric.")
     return 0

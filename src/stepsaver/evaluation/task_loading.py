@@ -118,6 +118,8 @@ def _changed_entries(
             f"{folder} has no documents for {len(missing)} of {len(entries)} tasks of {base}: {', '.join(missing[:3])}"
             f"{', ...' if len(missing) > 3 else ''}; there are: {', '.join(present) or 'none'}"
         )
+    if suffix and index[base].kind.name == "TAG":
+        entries[base + suffix] = replace(index[base], name=base + suffix, tags=set(entries))
     if suffix and index[base].kind.name == "GROUP":
         group = {**index[base].cfg, "group": base + suffix, "task": sorted(entries)}
         entries[base + suffix] = replace(index[base], name=base + suffix, yaml_path=None, cfg=group)
@@ -131,8 +133,18 @@ def _leaves(index: Mapping[str, Any], name: str) -> list[str]:
         return sorted(entry.tags)
     if entry.kind.name != "GROUP":
         return [name]
-    members = [member if isinstance(member, str) else member.get("task") for member in entry.cfg["task"]]
-    return [leaf for member in members if member in index for leaf in _leaves(index, member)]
+    return list(dict.fromkeys(_leaves_of(index, entry.cfg["task"])))
+
+
+def _leaves_of(index: Mapping[str, Any], members: Any) -> Iterator[str]:
+    """A group's members: names, tasks with changes of their own, and groups that are written in place."""
+    if isinstance(members, str):
+        yield from _leaves(index, members) if members in index else ()
+    elif isinstance(members, Mapping):
+        yield from _leaves_of(index, members.get("task") or ())
+    else:
+        for member in members:
+            yield from _leaves_of(index, member)
 
 
 def _config(entry: Any, declaration: TaskDeclaration | None) -> dict[str, Any]:
@@ -142,8 +154,8 @@ def _config(entry: Any, declaration: TaskDeclaration | None) -> dict[str, Any]:
     preparation = declaration.preparation if declaration else None
     try:
         config = load_yaml(entry.yaml_path, resolve_func=preparation != "humaneval")
-    except (ImportError, AssertionError) as error:
-        raise UsageError(f"task {entry.name} cannot be loaded: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # the file may name any Python of its own
+        raise _not_loadable(entry.name, error) from error
     if preparation == "humaneval":
         config |= humaneval.scorer_changes(entry.name)
     if preparation == "gpqa":
@@ -203,10 +215,14 @@ def _load(manager: Any, name: str, *, is_gated: bool) -> dict[str, Any]:
     try:
         return manager.load([name])
     except Exception as error:
-        problem = dataset_problem(name, error, is_gated=is_gated)
-        if problem is None:
-            raise
-        raise problem from None
+        raise dataset_problem(name, error, is_gated=is_gated) or _not_loadable(name, error) from error
+
+
+def _not_loadable(name: str, error: Exception) -> UsageError:
+    """One line of whatever lm-eval, or a package that a task needs, has to say."""
+    said = next(iter(str(error).strip().splitlines()), "")
+    reason = said if isinstance(error, ImportError | AssertionError) else f"{type(error).__name__}: {said}"
+    return UsageError(f"task {name} cannot be loaded by lm-eval: {reason}")
 
 
 def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
@@ -224,17 +240,22 @@ def _loaded(
     tasks = harness["tasks"].values()
     keys = list(dict.fromkeys(key for task in tasks for key in metric_keys(task)))
     if declaration is None and options.metric is None:
-        raise UsageError(f"task {name} has no declared accuracy; name its metric, one of {' '.join(keys)}")
+        raise UsageError(
+            f"task {name} has no declared accuracy; name its metric with --metric, one of {' '.join(keys)}"
+        )
     accuracy = options.metric or (declaration.accuracy if declaration else "")
     if accuracy not in keys:
         raise UsageError(f"task {name} has no metric {accuracy!r}; it has {' '.join(keys)}")
+    runs_unsafe_code = any(getattr(task, "UNSAFE_CODE", False) for task in tasks)
+    if runs_unsafe_code and not (declaration and declaration.preparation == "humaneval"):
+        raise UsageError(f"task {name} runs model-written programs, and lm-eval's scorer of it has no sandbox")
     scores = all(task.OUTPUT_TYPE != "generate_until" for task in tasks)
     return LoadedTask(
         name,
         path="scoring" if scores else "generation",
         accuracy=accuracy,
         beside=declaration.beside if declaration else (),
-        runs_unsafe_code=any(getattr(task, "UNSAFE_CODE", False) for task in tasks),
+        runs_unsafe_code=runs_unsafe_code,
         harness=harness,
     )
 

@@ -48,8 +48,10 @@ class TaskDeclaration:
         """What the name of a variant adds to the name it varies."""
         return self.name.removeprefix(self.variant_of) if self.variant_of else ""
 
-    def covers(self, name: str) -> bool:
-        return name == self.name or any(fnmatchcase(name, pattern) for pattern in self.also)
+    def covering_pattern(self, name: str) -> str | None:
+        """The longest of the patterns that a name fits."""
+        fitting = (pattern for pattern in self.also if fnmatchcase(name, pattern))
+        return max(fitting, key=len, default=None)
 
 
 @cache
@@ -63,8 +65,8 @@ def find_declaration(name: str) -> TaskDeclaration | None:
     known = task_declarations()
     if name in known:
         return known[name]
-    covering = [each for each in known.values() if each.covers(name)]
-    return max(covering, key=lambda each: len(each.suffix), default=None)
+    covering = {pattern: each for each in known.values() if (pattern := each.covering_pattern(name))}
+    return covering[max(covering, key=len)] if covering else None
 
 
 def package_folder(location: str) -> Path:
