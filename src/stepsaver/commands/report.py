@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stepsaver.report.cells import ReportTask
     from stepsaver.report.comparison import Other
     from stepsaver.report.experiment_page import TraceLink
+    from stepsaver.report.published_numbers import PublishedNumbers
 
 HELP = "the page, tables and figures of an experiment; without a name, the page over all experiments"
 
@@ -31,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare",
         metavar="OTHER",
-        help="put another experiment, another model's results, a run id under previous/, or `previous` beside it",
+        help="put another experiment, another model's results, a run id under previous/, or `previous` beside it;"
+        " `source`: the numbers that the source published, with what was wrong with them",
     )
     parser.add_argument(
         "--trace-samples",
@@ -65,7 +67,8 @@ def _report_one(options: argparse.Namespace) -> int:
         raise UsageError(f"--trace-samples {options.trace_samples} is not positive")
     experiment = find_experiment(options.experiment)
     results = results_folder(experiment, options.model or experiment.spec.model)
-    other = find_other(experiment, results, options.compare) if options.compare else None
+    published = _published(options, experiment)
+    other = find_other(experiment, results, options.compare) if options.compare and not published else None
     tasks = read_tasks(options, experiment, results)
     if options.save_artifacts:
         for task in tasks:
@@ -84,10 +87,25 @@ def _report_one(options: argparse.Namespace) -> int:
         page=page,
         results_page=experiment.folder / "results.md",
         other=other,
+        published=published,
         traces=traces,
         unfinished=[task for task in chosen_tasks(options, experiment) if task not in there],
     )
     return 0
+
+
+def _published(options: argparse.Namespace, experiment: "Experiment") -> "PublishedNumbers | None":
+    """The published numbers that `--compare` names, if it names such."""
+    from stepsaver.report.published_numbers import published_names, read_published
+
+    if options.compare not in published_names():
+        return None
+    found, tasks = read_published(options.compare), chosen_tasks(options, experiment)
+    if not any(map(found.benchmark_of, tasks)):
+        raise UsageError(
+            f"--compare {options.compare} has numbers of {', '.join(found.tasks)}, none of {', '.join(tasks)}"
+        )
+    return found
 
 
 def read_tasks(options: argparse.Namespace, experiment: "Experiment", results: Path) -> "list[ReportTask]":
@@ -114,6 +132,7 @@ def write_report(
     page: Path,
     results_page: Path,
     other: "Other | None" = None,
+    published: "PublishedNumbers | None" = None,
     traces: "dict[str, TraceLink] | None" = None,
     unfinished: Sequence[str] = (),
 ) -> None:
@@ -126,9 +145,15 @@ def write_report(
         raise UsageError(f"{other.name} has no results of {', '.join(others)} to compare with")
     other_name = other.name if other else ""
     content = experiment_page(
-        experiment, tasks, others=others, other_name=other_name, traces=traces, unfinished=unfinished
+        experiment,
+        tasks,
+        others=others,
+        other_name=other_name,
+        published=published,
+        traces=traces,
+        unfinished=unfinished,
     )
-    print(update_results(experiment, tasks, results_page))
+    print(update_results(experiment, tasks, results_page, published=published))
     _write(page, content)
 
 

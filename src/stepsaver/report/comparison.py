@@ -9,6 +9,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask, read_report_cell, read_report_task
 from stepsaver.report.documents import TaskDocuments
+from stepsaver.report.published_numbers import published_names
 
 PREVIOUS = "previous"
 
@@ -54,5 +55,5 @@ def find_other(experiment: Experiment, results: Path, name: str) -> Other:
     runs = {run.name.rpartition("-")[2] for run in results.glob(f"*/{PREVIOUS}/*")}
     if name == PREVIOUS or name in runs:
         return Other(f"run {name}" if name != PREVIOUS else "previous run", experiment, results, run=name)
-    known = [*experiment_names(), *sorted(runs)]
+    known = [*published_names(), *experiment_names(), *sorted(runs)]
     raise UsageError(f"nothing to compare with is called {name!r}; there are {', '.join(known) or 'none'}")

@@ -9,6 +9,7 @@ from stepsaver.bench.spec import Experiment
 from stepsaver.report.blocks import tab
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.documents import DocumentKey
+from stepsaver.report.published_numbers import PublishedNumbers, published_blocks
 from stepsaver.report.report_page import report_page
 from stepsaver.report.sample_browser import browser_data, browser_keys
 from stepsaver.report.task_blocks import provenance_blocks, task_blocks
@@ -34,6 +35,7 @@ def experiment_page(
     *,
     others: Mapping[str, ReportTask | None] | None = None,
     other_name: str = "",
+    published: PublishedNumbers | None = None,
     traces: Mapping[str, TraceLink] | None = None,
     unfinished: Sequence[str] = (),
 ) -> str:
@@ -45,6 +47,7 @@ def experiment_page(
         played = link.as_json(browser_keys(task, other)) if link else None
         samples[task.folder] = browser_data(task, other=other, other_name=other_name, traces=played)
         blocks = task_blocks(task, other=other, other_name=other_name)
+        blocks += published_blocks(task, published) if published else []
         blocks.append({"kind": "samples", "title": "Samples", "tab": task.folder, "name": "samples"})
         verdict = task.verdict()
         blocks += provenance_blocks(task)

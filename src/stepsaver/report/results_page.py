@@ -10,12 +10,13 @@ from stepsaver.bench.spec import Experiment
 from stepsaver.bench.store import write_beside
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.experiment_log import log_entry, log_entry_markdown
+from stepsaver.report.published_numbers import PublishedNumbers, published_markdown
 from stepsaver.report.tables import COLUMNS, complete_columns, complete_rows, markdown_table, result_rows
 
 BEGIN, END = "<!-- tables -->", "<!-- /tables -->"
 
 
-def result_tables(tasks: Sequence[ReportTask]) -> str:
+def result_tables(tasks: Sequence[ReportTask], published: PublishedNumbers | None = None) -> str:
     """Per task a heading, the verdict and two tables; then the entries of the experiment log."""
     parts = []
     for task in tasks:
@@ -28,6 +29,8 @@ def result_tables(tasks: Sequence[ReportTask]) -> str:
             "#### Against the baseline",
             markdown_table(result_rows(task.summaries, verdict)),
         ]
+        if published is not None and (reported := published_markdown(task, published)):
+            parts.append(reported)
         missing = [f"{cell.name} ({cell.note or cell.state})" for cell in task.unfinished]
         if missing:
             parts.append(f"Not there yet: {', '.join(missing)}.")
@@ -36,11 +39,17 @@ def result_tables(tasks: Sequence[ReportTask]) -> str:
     return "\n\n".join(parts)
 
 
-def update_results(experiment: Experiment, tasks: Sequence[ReportTask], path: Path | None = None) -> Path:
+def update_results(
+    experiment: Experiment,
+    tasks: Sequence[ReportTask],
+    path: Path | None = None,
+    *,
+    published: PublishedNumbers | None = None,
+) -> Path:
     """Writes the tables between the markers, which are added where a page has none."""
     path = path or experiment.folder / "results.md"
     text = path.read_text(encoding="utf-8") if path.exists() else f"# Results: {experiment.name}\n"
-    tables = f"{BEGIN}\n{result_tables(tasks)}\n{END}"
+    tables = f"{BEGIN}\n{result_tables(tasks, published)}\n{END}"
     if BEGIN in text and END in text:
         text = re.sub(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: tables, text, count=1, flags=re.DOTALL)
     else:

@@ -1,5 +1,6 @@
 """Result tables for the terminal and for Markdown."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from math import isnan
 from typing import Any
@@ -26,16 +27,16 @@ def _row(summary: dict[str, Any], outcome: str, whole: int) -> tuple[str, ...]:
         summary["config"],
         f"{summary['accuracy']:.1%} [{low:.1%}, {high:.1%}]",
         f"{drop[0]:+.1f} [{drop[1]:+.1f}, {drop[2]:+.1f}]",
-        _number(summary["throughput"]["tokens_per_s"], ".0f"),
+        or_dash(summary["throughput"]["tokens_per_s"], ".0f"),
         "-" if isnan(up.value) else f"{up.value:.2f} [{up.low:.2f}, {up.high:.2f}]",
-        _number(summary["predicted_speed_up"], ".2f"),
-        _number(summary["ceiling"], ".2f"),
+        or_dash(summary["predicted_speed_up"], ".2f"),
+        or_dash(summary["ceiling"], ".2f"),
         f"{1 - summary['cost']['row_layers'] / whole:.0%}" if whole else "-",
         outcome,
     )
 
 
-def _number(value: float | None, form: str) -> str:
+def or_dash(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
@@ -45,7 +46,7 @@ def plain_table(rows: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS)
     return "\n".join(line.rstrip() for line in lines)
 
 
-def markdown_table(rows: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS) -> str:
+def markdown_table(rows: Sequence[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS) -> str:
     lines = [columns, tuple("---" for _ in columns), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
@@ -94,7 +95,7 @@ def _complete_row(task: ReportTask, cell: ReportCell, outcomes: dict[str, str]) 
         cell.name,
         *what,
         f"{summary['accuracy']:.2%}",
-        _number(throughput["tokens_per_s"], ".2f"),
+        or_dash(throughput["tokens_per_s"], ".2f"),
         f"{throughput['decode_seconds'] / 3600:.3g}",
         "; ".join(notes),
     )
