@@ -266,3 +266,29 @@ def test_a_demonstration_changes_nothing_but_results(
     folder = tmp_path / "experiments" / "00_baseline" / "results" / "mini_gsm8k_limit_1"
     assert printed[-2:] == [str(folder / "results.md"), str(folder / "report.html")]
     assert "Complete Results Table" in (folder / "results.md").read_text()
+
+
+def test_a_clone_reads_artifacts_where_it_has_no_results(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status, verdict and audit, each of which says so; what is stored comes first."""
+
+    def said(command: str) -> tuple[int, str, Any]:
+        capsys.readouterr()
+        code = main([command, str(experiment), "--limit", str(LIMIT)])
+        printed = capsys.readouterr().out
+        main([command, str(experiment), "--limit", str(LIMIT), "--json"])
+        return code, printed, json.loads(capsys.readouterr().out)
+
+    report(experiment, "--save-artifacts")
+    stored = {command: said(command) for command in ("status", "verdict", "audit")}
+    assert all("artifacts" not in printed for _, printed, _ in stored.values())
+    shutil.rmtree(experiment / "results")
+    for command, (code, printed, document) in stored.items():
+        clone_code, clone_printed, clone_document = said(command)
+        assert clone_code == code
+        assert "from artifacts" in clone_printed
+        assert json.loads(json.dumps(clone_document).replace('"artifacts"', '"results"')) == document
+        if command == "audit":
+            assert clone_printed.splitlines()[:-1] == printed.splitlines()
+    shutil.rmtree(experiment / "artifacts")
+    assert main(["verdict", str(experiment), "--limit", str(LIMIT)]) == 2
+    assert main(["audit", str(experiment), "--limit", str(LIMIT)]) == 2

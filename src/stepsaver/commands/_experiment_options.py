@@ -10,6 +10,7 @@ from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
     from stepsaver.bench.spec import Experiment
+    from stepsaver.report.cells import ReportTask
 
 
 def add_cell_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,12 @@ class Chosen(NamedTuple):
     experiment: "Experiment"
     results: Path
     cell_folders: dict[str, str]
+
+    def artifacts(self, folder: str) -> "ReportTask | None":
+        """What was committed of a task, for a clone that has no results of it."""
+        from stepsaver.report.artifacts import read_artifacts
+
+        return read_artifacts(self.experiment, self.results, folder)
 
     def nothing_there(self) -> UsageError:
         return nothing_there(self.experiment, self.cell_folders.values())

@@ -1,7 +1,10 @@
-"""`stepsaver audit`: whether the stored results of an experiment can be trusted."""
+"""`stepsaver audit`: whether the results of an experiment can be trusted; without results, what was found when they
+were saved as artifacts.
+"""
 
 import argparse
 import json
+from dataclasses import asdict
 
 from stepsaver.commands._experiment_options import add_cell_arguments, choose
 
@@ -19,15 +22,20 @@ def run(options: argparse.Namespace) -> int:
     chosen = choose(options)
     read = [read_task(chosen.experiment, chosen.results, folder) for folder in chosen.cell_folders.values()]
     audited = [each for each in read if each.cells]
-    if not audited:
+    saved = [found for each in read if not each.cells and (found := chosen.artifacts(each.task))]
+    if not audited and not saved:
         raise chosen.nothing_there()
-    findings = [(each.task, finding) for each in audited for finding in audit(each)]
+    findings = [(each.task, "results", finding) for each in audited for finding in audit(each)]
+    findings += [(each.folder, "artifacts", finding) for each in saved for finding in each.findings]
     if options.json:
-        rows = [{"task": task, "level": f.level, "check": f.check, "message": f.message} for task, f in findings]
-        print(json.dumps(rows))
+        print(json.dumps([{"task": task, "source": source, **asdict(each)} for task, source, each in findings]))
     else:
-        for task, finding in findings:
+        for task, _, finding in findings:
             print(f"{finding.level:<8} {task}: {finding.message} [{finding.check}]")
-        invalid = sum(finding.level == "invalid" for _, finding in findings)
-        print(f"{len(CHECKS)} checks on {len(audited)} tasks: {invalid} invalid, {len(findings) - invalid} remarks")
-    return 1 if any(finding.level == "invalid" for _, finding in findings) else 0
+        invalid = sum(finding.level == "invalid" for _, _, finding in findings)
+        tasks, remarks = len(audited) + len(saved), len(findings) - invalid
+        print(f"{len(CHECKS)} checks on {tasks} tasks: {invalid} invalid, {remarks} remarks")
+        if saved:
+            names = ", ".join(each.folder for each in saved)
+            print(f"from artifacts: {names}: as found when they were saved; to check again needs the results")
+    return 1 if any(finding.level == "invalid" for _, _, finding in findings) else 0

@@ -37,7 +37,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     for experiment, folder in dict.fromkeys((row["experiment"], row["folder"]) for row in rows):
         mine = [row for row in rows if (row["experiment"], row["folder"]) == (experiment, folder)]
-        print(f"{experiment} {folder}: {sum(row['done'] for row in mine)}/{len(mine)}")
+        from_artifacts = ", from artifacts" if mine[0]["source"] == "artifacts" else ""
+        print(f"{experiment} {folder}: {sum(row['done'] for row in mine)}/{len(mine)}{from_artifacts}")
         for row in mine:
             print(f"  {'✓' if row['done'] else '·'} {row['config']} ({row['samples']} samples)")
     for name, job in jobs:
@@ -47,11 +48,29 @@ def run(options: argparse.Namespace) -> int:
 
 def _rows(chosen: Chosen) -> list[dict[str, Any]]:
     return [
-        {"experiment": chosen.experiment.name, "task": task, "folder": folder, "config": config.name}
-        | _state(chosen.results / folder / config.name)
+        {"experiment": chosen.experiment.name, "task": task, "folder": folder, "config": config} | state
         for task, folder in chosen.cell_folders.items()
-        for config in chosen.experiment.configs
+        for config, state in _states(chosen, folder).items()
     ]
+
+
+def _states(chosen: Chosen, folder: str) -> dict[str, dict[str, Any]]:
+    """By config: what is stored of a task, or else what was committed of it."""
+    names = [config.name for config in chosen.experiment.configs]
+    stored = {name: _state(chosen.results / folder / name) | {"source": "results"} for name in names}
+    if any(state["samples"] or state["done"] for state in stored.values()):
+        return stored
+    saved = chosen.artifacts(folder)
+    if saved is None:
+        return stored
+    return {
+        each.name: {
+            "done": each.summary is not None,
+            "samples": each.summary["samples"] if each.summary else 0,
+            "source": "artifacts",
+        }
+        for each in saved.cells
+    }
 
 
 def _state(folder: Path) -> dict[str, Any]:

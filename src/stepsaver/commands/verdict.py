@@ -1,4 +1,4 @@
-"""`stepsaver verdict`: whether the hypothesis of an experiment holds, from what is stored."""
+"""`stepsaver verdict`: whether the hypothesis of an experiment holds, from what is stored or else committed."""
 
 import argparse
 import json
@@ -22,13 +22,15 @@ def run(options: argparse.Namespace) -> int:
     chosen = choose(options)
     documents = {}
     for task, folder in chosen.cell_folders.items():
-        summaries = list(read_summaries(chosen.experiment, chosen.results, folder).values())
+        source, summaries = "results", list(read_summaries(chosen.experiment, chosen.results, folder).values())
+        if not summaries and (saved := chosen.artifacts(folder)):
+            source, summaries = "artifacts", saved.summaries
         if not summaries:
             continue
         verdict = judge(summaries, chosen.experiment.spec.success)
-        documents[task] = asdict(verdict)
+        documents[task] = asdict(verdict) | {"source": source}
         if not options.json:
-            print(f"{task}: {verdict.sentence}")
+            print(f"{task}{', from artifacts' if source == 'artifacts' else ''}: {verdict.sentence}")
             print(plain_table(result_rows(summaries, verdict)))
     if not documents:
         raise chosen.nothing_there()
