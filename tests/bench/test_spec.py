@@ -37,6 +37,29 @@ def test_a_grid_is_filled_in_order(tmp_path: Path) -> None:
     assert experiment.config("k2_last").rules == ("layer_reuse:k=2,layers=last",)
 
 
+def test_configs_and_grids_may_vary_policy_threshold_and_caches(tmp_path: Path) -> None:
+    grid = """configs:
+  grid: {p: [fixed, factor], cache: [true, false]}
+  name: "{p}_{cache}"
+  policy: "{p}"
+  prefix_cache: "{cache}"
+baseline: fixed_True
+"""
+    before, after = GRID[: GRID.index("configs:")], GRID[GRID.index("success:") :]
+    found = read_experiment(write(tmp_path, before + grid + after)).configs
+    assert [(each.name, each.policy, each.prefix_cache, each.rules) for each in found] == [
+        ("fixed_True", "fixed", True, ()),
+        ("fixed_False", "fixed", False, ()),
+        ("factor_True", "factor", True, ()),
+        ("factor_False", "factor", False, ()),
+    ]
+    listed = GOOD.replace("  - name: baseline\n", "  - {name: baseline, threshold: 0.95, block_cache: false}\n")
+    first, second = read_experiment(write(tmp_path, listed + "decoding: {threshold: 0.8}\n")).configs
+    assert (first.policy, first.block_cache) == ("threshold:threshold=0.95", False)
+    assert (second.policy, second.block_cache) == (None, None)
+    assert read_experiment(tmp_path).spec.decoding.policy == "threshold:threshold=0.8"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -51,6 +74,15 @@ def test_a_grid_is_filled_in_order(tmp_path: Path) -> None:
         (GRID.replace("k{k}_{layers}", "k{kk}"), "pattern uses 'kk'"),
         (GRID.replace("layer_reuse", "layer_reus"), "line 6: unknown rule 'layer_reus'; nearest: layer_reuse"),
         (GRID.replace('"> 1.2"', '">= 1.2"'), "line 9: success.confirm_if.speed_up: '>= 1.2' is no condition"),
+        (
+            GRID + "decoding: {policy: fixed, threshold: 0.9}\n",
+            "line 11: decoding: policy 'fixed' and threshold 0.9 exclude",
+        ),
+        (
+            GRID.replace("name: k", "block_cache: maybe\n  name: k"),
+            "configs: block_cache: 'maybe': Input should be a valid",
+        ),
+        (GRID.replace("name: k", 'threshold: "{t}"\n  name: k'), "pattern uses 't'"),
         (GRID + "batch_size: 0\n", "line 11: batch_size: Input should be greater than or equal to 1"),
         (GRID + "decoding: {policy: thresh}\n", "line 11: unknown policy 'thresh'"),
         (GRID + "decoding: {polic: thresh}\n", "line 11: decoding.polic: unknown key"),

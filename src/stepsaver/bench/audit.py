@@ -6,12 +6,13 @@ experiment's own file.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from stepsaver.bench.session import CACHES
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_json
 from stepsaver.engine import registry
@@ -50,6 +51,7 @@ class AuditedCell:
     records: tuple[RequestRecord, ...]
     timings: tuple[dict[str, Any], ...]
     summary: dict[str, Any] | None
+    given: dict[str, Any] = field(default_factory=dict)  # what the command line changed of the experiment's file
 
     @property
     def name(self) -> str:
@@ -114,9 +116,10 @@ def read_task(experiment: Experiment, results: Path, cell_folder: str) -> Audite
         summary = read_json(folder / SUMMARY)
         if summary is not None and summary.get("run_id") != stored["run_id"]:
             summary = None  # of another run: never read
-        git = (stored.get("provenance") or {}).get("git") or {}
+        provenance = stored.get("provenance") or {}
+        git, given = provenance.get("git") or {}, provenance.get("given") or {}
         records, timings = tuple(cell.all_records), tuple(cell.own_timings)
-        cells.append(AuditedCell(config, stored["identity"], git, records, timings, summary))
+        cells.append(AuditedCell(config, stored["identity"], git, records, timings, summary, given))
     return AuditedTask(experiment, cell_folder, tuple(cells))
 
 
@@ -126,7 +129,12 @@ def audit(task: AuditedTask) -> list[Finding]:
 
 
 def _policy(task: AuditedTask, cell: AuditedCell) -> str:
-    return registry.describe(parse_policy(cell.config.policy or task.experiment.spec.decoding.policy))
+    declared = cell.config.policy or cell.given.get("policy") or task.experiment.spec.decoding.policy
+    return registry.describe(parse_policy(declared))
+
+
+def _same_caches(one: AuditedCell, other: AuditedCell) -> bool:
+    return all(getattr(one.config, name) == getattr(other.config, name) for name in CACHES)
 
 
 def samples_are_the_same(task: AuditedTask) -> Iterator[Finding]:
@@ -201,14 +209,15 @@ def _work(cell: AuditedCell) -> tuple[float, float]:
 
 
 def _cannot_differ(task: AuditedTask, one: AuditedCell, other: AuditedCell) -> bool:
-    return one.deciding == other.deciding and _policy(task, one) == _policy(task, other)
+    is_alike = one.deciding == other.deciding and _same_caches(one, other)
+    return is_alike and _policy(task, one) == _policy(task, other)
 
 
 def reuse_is_real(task: AuditedTask) -> Iterator[Finding]:
     """A rule that acts executes fewer row-layers per denoising step than the baseline."""
     for cell, baseline in task.others():
         ours, theirs = _work_per_step(cell), _work_per_step(baseline)
-        could = not _may_leave_out_the_same(cell, baseline)
+        could = not _may_leave_out_the_same(cell, baseline) and _same_caches(cell, baseline)
         if cell.acting and could and ours is not None and theirs is not None and ours >= theirs:
             yield Finding(
                 "invalid",
@@ -235,7 +244,7 @@ def layer_groups_are_comparable(task: AuditedTask) -> Iterator[Finding]:
 
 
 def one_machine_and_one_code(task: AuditedTask) -> Iterator[Finding]:
-    for name in ("source", "kernels", "device", "dtype", "libraries", "model", "batch_size"):
+    for name in ("source", "kernels", "device", "dtype", "libraries", "model", "batch_size", "metric", "token_limit"):
         values = {str(cell.identity.get(name)) for cell in task.cells}
         if len(values) > 1:
             yield Finding("invalid", "provenance", f"configs differ in {name}: {' and '.join(sorted(values))}")
@@ -250,9 +259,11 @@ def one_machine_and_one_code(task: AuditedTask) -> Iterator[Finding]:
 
 
 def decoding_is_as_declared(task: AuditedTask) -> Iterator[Finding]:
-    declared = declared_decoding(task.experiment)
     for cell in task.cells:
+        own = {name: value for name in CACHES if (value := getattr(cell.config, name)) is not None}
         effective = cell.identity.get("decoding", {})
+        given = {name: value for name, value in cell.given.items() if name in effective}
+        declared = declared_decoding(task.experiment) | given | own
         wrong = [name for name, value in declared.items() if effective.get(name) != value]
         if cell.identity.get("policy") != _policy(task, cell):
             wrong.append("policy")
@@ -311,7 +322,8 @@ def rates_are_steady(task: AuditedTask) -> Iterator[Finding]:
                 "remark", "rates", f"{name} was slow in {len(slow)} of {len(values)} chunks, first in timing {slow[0]}"
             )
     for one, other in combinations(task.computed, 2):
-        if rates[one.name] and rates[other.name] and one.acting == other.acting and one.answers() == other.answers():
+        twins = one.acting == other.acting and _same_caches(one, other) and one.answers() == other.answers()
+        if rates[one.name] and rates[other.name] and twins:
             ratio = median(rates[one.name]) / median(rates[other.name])
             if abs(ratio - 1) > TWINS_DIFFER:
                 yield Finding(

@@ -58,7 +58,7 @@ def find_equal(request: CellRequest, runners: Mapping[str, ConfigRunner]) -> Equ
         inert[name] = inert_rules(engine.rules, lengths, **options)  # type: ignore[arg-type]
         acting = tuple(map(registry.describe, acting_rules(engine.rules, inert[name])))
         policy = "any" if single_step else registry.describe(engine.policy)
-        leader = leaders.setdefault((policy, acting), name)
+        leader = leaders.setdefault((policy, acting, engine.decoding), name)
         if leader != name:
             leader_of[name] = leader
     return EqualConfigs(leader_of, inert)

@@ -178,5 +178,7 @@ def _lengths(request: CellRequest, requests: Sequence[Any]) -> Iterable[tuple[in
         return
     for each in requests:
         text, keywords = each.args
-        limit = read_parameters(keywords, default_new_tokens=spec.decoding.max_new_tokens).max_new_tokens
-        yield len(session.tokenizer.encode(text)), limit
+        parameters = read_parameters(
+            keywords, default_new_tokens=spec.decoding.max_new_tokens, token_limit=spec.max_new_tokens
+        )
+        yield len(session.tokenizer.encode(text)), parameters.max_new_tokens

@@ -90,8 +90,21 @@ def prepare(results: Path) -> None:
 
 
 def load(name: str, experiment: Experiment, options: RunOptions) -> LoadedTask:
-    data_dir = options.data_dir or experiment.spec.data_dir
-    return load_task(name, TaskOptions(data_dir=data_dir, confirm_run_unsafe_code=options.confirm_run_unsafe_code))
+    spec = experiment.spec
+    return load_task(
+        name,
+        TaskOptions(
+            data_dir=options.data_dir or spec.data_dir,
+            num_fewshot=_of_task(spec.num_fewshot, name),
+            metric=_of_task(spec.metric, name),
+            confirm_run_unsafe_code=options.confirm_run_unsafe_code,
+        ),
+    )
+
+
+def _of_task(value: Any, task: str) -> Any:
+    """A setting of the experiment for one of its tasks: the same for all, or by name."""
+    return value.get(task) if isinstance(value, dict) else value
 
 
 def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> bool:

@@ -6,7 +6,7 @@ import resource
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from stepsaver.evaluation.records import InferencePath, RequestRecord
 from stepsaver.evaluation.task_loading import LoadedTask
 from stepsaver.evaluation.throughput import Meter
 from stepsaver.evaluation.tokenizer import TextTokenizer
+
+CACHES = ("prefix_cache", "block_cache")  # of the decoding, which a config may turn off
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,10 @@ class Session:
 
     def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:
         policy = parse_policy(config.policy or experiment.spec.decoding.policy)
+        caches = {name: value for name in CACHES if (value := getattr(config, name)) is not None}
+        decoding = replace(self.decoding, **caches)
         return Engine(
-            self.model, decode=policy, reuse=config.reuse_rules(), max_batch=self.batch_size, decoding=self.decoding
+            self.model, decode=policy, reuse=config.reuse_rules(), max_batch=self.batch_size, decoding=decoding
         )
 
 
@@ -77,6 +81,7 @@ def open_session(
     spec = experiment.spec
     opened = open_model(
         model_name,
+        device=spec.device,
         dtype=spec.dtype,
         block_size=spec.decoding.block_size,
         sub_block_size=spec.decoding.sub_block_size,
@@ -136,7 +141,10 @@ class ConfigRunner:
         self.engine = session.engine(experiment, config)
         self.found: list[RequestRecord] = []
         settings = AdapterSettings(
-            default_new_tokens=spec.decoding.max_new_tokens, estimator=spec.estimator, show_progress=False
+            default_new_tokens=spec.decoding.max_new_tokens,
+            token_limit=spec.max_new_tokens,
+            estimator=spec.estimator,
+            show_progress=False,
         )
         self.lm = StepsaverLM(self.engine, session.tokenizer, settings=settings, on_record=self.found.append)
 

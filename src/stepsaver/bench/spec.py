@@ -4,14 +4,14 @@ import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from stepsaver.engine.decode.policy import DEFAULT_POLICY, parse_policy
+from stepsaver.engine.decode.policy import DEFAULT_POLICY, parse_policy, policy_text
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS
 from stepsaver.engine.errors import UsageError, unknown_name
@@ -61,37 +61,70 @@ class Success(Strict):
     reject_if: Criterion
 
 
-class ConfigSpec(Strict):
-    """One named combination of rules and policy."""
+class WithPolicy(Strict):
+    """`threshold: 0.95` is short for the policy of that name with that value."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _threshold_is_a_policy(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or content.get("threshold") is None:
+            return content
+        others = {name: value for name, value in content.items() if name != "threshold"}
+        try:
+            return others | {"policy": policy_text(content.get("policy"), content["threshold"])}
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+
+
+class ConfigSpec(WithPolicy):
+    """One named combination of rules, policy and caches; what it does not say is the experiment's."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$")
     rules: tuple[str, ...] = ()
     policy: str | None = None
+    prefix_cache: bool | None = None
+    block_cache: bool | None = None
 
     def reuse_rules(self) -> tuple[ReuseRule, ...]:
         return tuple(map(parse_rule, self.rules))
 
 
 class Grid(Strict):
-    """Every combination of some values, filled into a pattern of name and rules."""
+    """Every combination of some values, filled into patterns of a config's fields."""
 
-    grid: dict[str, list[str | int | float]]
+    grid: dict[str, list[str | bool | int | float]]
     name: str
-    rules: tuple[str, ...]
+    rules: tuple[str, ...] = ()
+    policy: str | None = None
+    threshold: str | float | None = None
+    prefix_cache: str | bool | None = None
+    block_cache: str | bool | None = None
 
     def configs(self) -> list[ConfigSpec]:
+        patterns = self.model_dump(exclude={"grid"}, exclude_none=True)
         combinations = itertools.product(*self.grid.values())
-        filled = [dict(zip(self.grid, values, strict=True)) for values in combinations]
         try:
             return [
-                ConfigSpec(name=self.name.format(**each), rules=tuple(rule.format(**each) for rule in self.rules))
-                for each in filled
+                ConfigSpec.model_validate(_filled(patterns, dict(zip(self.grid, values, strict=True))))
+                for values in combinations
             ]
         except KeyError as missing:
             raise ValueError(f"the pattern uses {missing}, which the grid does not have") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['input']!r}: {first['msg']}") from None
 
 
-class DecodingSpec(Strict):
+def _filled(pattern: Any, values: dict[str, Any]) -> Any:
+    """A pattern, or whatever holds patterns, with the values in place."""
+    if isinstance(pattern, str):
+        return pattern.format(**values)
+    if isinstance(pattern, dict):
+        return {name: _filled(each, values) for name, each in pattern.items()}
+    return tuple(_filled(each, values) for each in pattern) if isinstance(pattern, tuple) else pattern
+
+
+class DecodingSpec(WithPolicy):
     """How every config is decoded that does not say otherwise. What is None follows from the model."""
 
     policy: str = DEFAULT_POLICY
@@ -125,6 +158,10 @@ class ExperimentSpec(Strict):
     batch_size_elsewhere: int = Field(default=BATCH_SIZE, ge=1)  # with another model than the experiment's own
     chunk_samples: int = Field(default=32, ge=1)
     dtype: str = "auto"
+    device: str = "auto"
+    num_fewshot: int | dict[str, int] | None = None  # examples in a prompt, or by task; None: the task's own
+    metric: str | dict[str, str] | None = None  # what counts as accuracy, or by task; None: the declared one
+    max_new_tokens: int | None = Field(default=None, ge=1)  # instead of every task's own limit
     seed: int = 0
     estimator: Literal["trajectory", "reference"] = "trajectory"
     data_dir: Path | None = None
@@ -138,6 +175,9 @@ class Experiment:
     spec: ExperimentSpec
     configs: tuple[ConfigSpec, ...]
     remarks: tuple[str, ...]  # what is allowed and worth knowing
+    given: dict[str, Any] = field(
+        default_factory=dict
+    )  # what a command line changed of the file, as the audit reads it
 
     @property
     def name(self) -> str:

@@ -15,13 +15,18 @@ from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluat
 # What a run was effectively done with, besides its model.
 EFFECTIVE = (
     "limit",
+    "num_fewshot",
+    "metric",
     "batch_size",
+    "dtype",
+    "device",
     "chunk_samples",
     "seed",
     "policy",
     "rules",
     "decoding",
     "max_new_tokens",
+    "token_limit",
     "estimator",
 )
 

@@ -47,14 +47,16 @@ class CellRequest:
             "kernels": kernels.serve(session.model.dtype, session.device),
             "rules": [registry.describe(rule) for rule in engine.rules],
             "policy": registry.describe(engine.policy),
-            "decoding": asdict(session.decoding),
+            "decoding": asdict(engine.decoding),
             "task": self.task.name,
             "metric": self.task.accuracy,
+            "num_fewshot": self.task.num_fewshot,
             "data": self.data,
             "limit": self.limit,
             "seed": spec.seed,
             "estimator": spec.estimator,
             "max_new_tokens": spec.decoding.max_new_tokens,
+            "token_limit": spec.max_new_tokens,
             "dtype": str(session.model.dtype),
             "device": str(session.device),
             "batch_size": session.batch_size,
@@ -98,7 +100,7 @@ def open_cells(
     request: CellRequest, configs: Sequence[ConfigSpec], results: Path, opening: Opening
 ) -> dict[str, OpenCell]:
     opened: dict[str, OpenCell] = {}
-    provenance = {"git": git_state(), "environment": environment()}
+    provenance = {"git": git_state(), "environment": environment(), "given": request.experiment.given}
     for config in configs:
         identity = request.identity(config)
         folder = results / request.folder_name / config.name

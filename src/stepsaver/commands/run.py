@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -12,6 +11,7 @@ from stepsaver.commands._experiment_options import Chosen, add_cell_arguments, c
 from stepsaver.commands._model_options import add_checkpoint_arguments
 from stepsaver.commands._plan import print_plan
 from stepsaver.commands._progress import counting_progress
+from stepsaver.commands._run_settings import add_setting_arguments, with_settings
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,14 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be run and its cost; write nothing")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="local files instead of the hub")
-    parser.add_argument(
-        "--estimator",
-        choices=("trajectory", "reference"),
-        help="how log-likelihoods are computed (default: the file's)",
-    )
     parser.add_argument("--confirm-run-unsafe-code", action="store_true", help="allow tasks that run the model's code")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     add_checkpoint_arguments(parser.add_argument_group("what the model's files leave open"))
+    add_setting_arguments(parser)
     where = parser.add_argument_group("where it runs")
     where.add_argument("--runner", default="local", metavar="R", help="local or slurm (default: %(default)s)")
     where.add_argument("--shards", type=int, default=1, metavar="N", help="processes or jobs, each with its chunks")
@@ -56,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.run import make_shards, prepare
     from stepsaver.bench.runners import find_runner
 
-    chosen = _with_estimator(choose(options), options.estimator)
-    chosen = chosen._replace(experiment=with_decoding(chosen.experiment, options))
+    chosen = choose(options)
+    chosen = chosen._replace(experiment=with_settings(with_decoding(chosen.experiment, options), options))
     experiment, logs = chosen.experiment, logs_folder(chosen.experiment)
     for name in COUNTED:
         if (given := getattr(options, name)) is not None and given < 1:
@@ -79,13 +75,6 @@ def run(options: argparse.Namespace) -> int:
     job = job_states(logs)[-1]
     print(json.dumps({"job": job.job, "shards": job.shards}) if options.json else f"submitted {job}\nlogs: {logs}")
     return 0
-
-
-def _with_estimator(chosen: Chosen, estimator: str | None) -> Chosen:
-    if estimator is None:
-        return chosen
-    spec = chosen.experiment.spec.model_copy(update={"estimator": estimator})
-    return chosen._replace(experiment=replace(chosen.experiment, spec=spec))
 
 
 def _resources(options: argparse.Namespace, stored: "Resources") -> "Resources":

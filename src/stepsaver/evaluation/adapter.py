@@ -42,9 +42,16 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class AdapterSettings:
     default_new_tokens: int = NEW_TOKENS  # where a task sets no limit
+    token_limit: int | None = None  # instead of every task's own
     estimator: Estimator = "trajectory"
     score_stop: bool = False
     show_progress: bool | None = None  # None: on a terminal
+
+    def of_answers(self, path: InferencePath) -> tuple[object, ...]:
+        """What an answer depends on besides its request and the engine."""
+        if path == "scoring":
+            return self.estimator, self.score_stop
+        return (self.default_new_tokens,) if self.token_limit is None else (self.default_new_tokens, self.token_limit)
 
 
 class OpenRequest(NamedTuple):
@@ -100,10 +107,14 @@ class StepsaverLM(LM):
     # The three methods.
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        answers, open_requests = self._known_answers(requests, self.settings.default_new_tokens)
+        answers, open_requests = self._known_answers(requests, "generation")
         groups: dict[GenerationParameters, list[GenerationJob]] = defaultdict(list)
         for place, key, digest, (text, keywords) in open_requests:
-            parameters = read_parameters(keywords, default_new_tokens=self.settings.default_new_tokens)
+            parameters = read_parameters(
+                keywords,
+                default_new_tokens=self.settings.default_new_tokens,
+                token_limit=self.settings.token_limit,
+            )
             prompt = self._fit(self.text_tokenizer.encode(text), behind=parameters.max_new_tokens, what=str(key))
             groups[parameters].append(GenerationJob(place, key, digest, prompt))
         self._notice_cuts([job.prompt for jobs in groups.values() for job in jobs])
@@ -138,7 +149,7 @@ class StepsaverLM(LM):
         return self._rolling_windows if kind == "loglikelihood_rolling" else self._pair_windows
 
     def _score(self, requests: list[Instance], *, hidden: bool) -> list[RequestRecord]:
-        answers, open_requests = self._known_answers(requests, self.settings.estimator, self.settings.score_stop)
+        answers, open_requests = self._known_answers(requests, "scoring")
         is_rolling = any(request.request_type == "loglikelihood_rolling" for request in requests)
         jobs = [
             ScoringJob(place, key, digest, tuple(self._windows_of(requests[place].request_type)(key, *arguments)))
@@ -177,10 +188,11 @@ class StepsaverLM(LM):
     # What they share.
 
     def _known_answers(
-        self, requests: list[Instance], *settings: object
+        self, requests: list[Instance], path: InferencePath
     ) -> tuple[dict[int, RequestRecord], list[OpenRequest]]:
-        """Answers from store by place, and the requests that are left. Answers depend on `settings`, too."""
+        """Answers from store by place, and the requests that are left."""
         self.is_complete = False
+        settings = self.settings.of_answers(path)
         answers: dict[int, RequestRecord] = {}
         open_requests = []
         for place, (key, request) in enumerate(_keyed(requests)):

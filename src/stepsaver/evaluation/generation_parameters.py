@@ -21,8 +21,13 @@ class GenerationParameters:
     sampling: Sampling
 
 
-def read_parameters(keywords: Mapping[str, Any], *, default_new_tokens: int) -> GenerationParameters:
-    """Greedy unless `do_sample` says otherwise, as in the harness, where a temperature alone implies sampling."""
+def read_parameters(
+    keywords: Mapping[str, Any], *, default_new_tokens: int, token_limit: int | None = None
+) -> GenerationParameters:
+    """Greedy unless `do_sample` says otherwise, as in the harness, where a temperature alone implies sampling.
+
+    A `token_limit` stands for whatever the task says; the default serves where it says nothing.
+    """
     unknown = keywords.keys() - KNOWN_KEYS
     if unknown:
         raise UsageError(
@@ -31,7 +36,7 @@ def read_parameters(keywords: Mapping[str, Any], *, default_new_tokens: int) -> 
         )
     until = keywords.get("until") or []
     strings = (until,) if isinstance(until, str) else tuple(until)
-    limits = [keywords[key] for key in LIMIT_KEYS if keywords.get(key) is not None]
+    limits = [limit for limit in (token_limit, *map(keywords.get, LIMIT_KEYS)) if limit is not None]
     given = keywords.get("temperature")
     samples = bool(keywords.get("do_sample", bool(given)))
     temperature = float(given) if given is not None else 1.0

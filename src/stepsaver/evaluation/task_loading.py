@@ -50,6 +50,12 @@ class LoadedTask:
     runs_unsafe_code: bool
     harness: dict[str, Any]
 
+    @property
+    def num_fewshot(self) -> int | dict[str, int]:
+        """Examples in a prompt; by task where the tasks of a group differ."""
+        shots = {name: int(task.config.num_fewshot or 0) for name, task in self.harness["tasks"].items()}
+        return shots if len(set(shots.values())) > 1 else next(iter(shots.values()))
+
 
 def load_task(name: str, options: TaskOptions | None = None) -> LoadedTask:
     """Checks and loads a task, documents included. Do this before a model is loaded, for most mistakes show here."""

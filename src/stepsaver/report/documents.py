@@ -5,7 +5,7 @@ or its prompts are no longer those that were answered, the answers are shown wit
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -14,7 +14,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from stepsaver.bench.spec import Experiment
 from stepsaver.engine.errors import UsageError
-from stepsaver.evaluation.adapter import StepsaverLM
+from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
 from stepsaver.evaluation.model_source import EMBEDDED, resolve_model
 from stepsaver.evaluation.records import RequestKey, RequestRecord, request_digest
@@ -88,17 +88,34 @@ def _tokenizer_at_hand(model: str) -> TextTokenizer | None:
 
 
 def read_documents(
-    experiment: Experiment, task: str, *, limit: int | None, model: str, data_dir: Path | None = None
+    experiment: Experiment,
+    task: str,
+    *,
+    limit: int | None,
+    model: str,
+    data_dir: Path | None = None,
+    identity: Mapping[str, Any] | None = None,
 ) -> TaskDocuments:
+    """`identity` is of the run whose documents they are: its shots, metric and limits, which the file may not say."""
+    spec, ran = experiment.spec, identity or {}
+    shots = ran.get("num_fewshot")
+    task_options = TaskOptions(
+        data_dir=data_dir or spec.data_dir,
+        num_fewshot=shots if isinstance(shots, int) else None,
+        metric=ran.get("metric"),
+    )
     try:
-        loaded = load_task(task, TaskOptions(data_dir=data_dir or experiment.spec.data_dir))
+        loaded = load_task(task, task_options)
         tokenizer = _tokenizer_at_hand(model)
         options = EvaluationOptions(limit=limit, apply_chat_template=None if tokenizer else False)
         build_requests(cast(StepsaverLM, _Prompter(tokenizer)), loaded, options)
     except UsageError as error:
         return without_documents(str(error))
-    spec = experiment.spec
-    settings = (spec.decoding.max_new_tokens,) if loaded.path == "generation" else (spec.estimator, False)
+    settings = AdapterSettings(
+        default_new_tokens=ran.get("max_new_tokens", spec.decoding.max_new_tokens),
+        token_limit=ran.get("token_limit", spec.max_new_tokens),
+        estimator=ran.get("estimator", spec.estimator),
+    ).of_answers(loaded.path)
     has_members = len(loaded.harness["tasks"]) > 1
     documents, digests = {}, {}
     for name, member in loaded.harness["tasks"].items():

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stepsaver.bench.spec import Experiment
-from stepsaver.bench.store import IDENTITY
+from stepsaver.bench.store import IDENTITY, read_json
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask, read_report_task
 from stepsaver.report.documents import read_documents, without_documents
@@ -21,9 +21,11 @@ def read_stored_task(
 ) -> ReportTask | None:
     """None if no config of the task is done."""
     folder = task + (f"_limit_{limit}" if limit is not None else "")
-    if any((results / folder / config.name / IDENTITY).exists() for config in experiment.configs):
+    stored = [read_json(results / folder / config.name / IDENTITY) for config in experiment.configs]
+    identity = next((each["identity"] for each in stored if each is not None), None)
+    if identity is not None:
         documents = (
-            read_documents(experiment, task, limit=limit, model=model, data_dir=data_dir)
+            read_documents(experiment, task, limit=limit, model=model, data_dir=data_dir, identity=identity)
             if with_documents
             else without_documents("not asked for")
         )

@@ -44,9 +44,11 @@ def write_traces(
         return None
     members = loaded.harness["tasks"].values()
     requests = list(islice((request for member in members for request in member.instances), count))
-    default = experiment.spec.decoding.max_new_tokens
+    default, limit = experiment.spec.decoding.max_new_tokens, experiment.spec.max_new_tokens
     prompts = [session.tokenizer.encode(request.args[0]) for request in requests]
-    parameters = [read_parameters(request.args[1], default_new_tokens=default) for request in requests]
+    parameters = [
+        read_parameters(request.args[1], default_new_tokens=default, token_limit=limit) for request in requests
+    ]
     configs = [experiment.config(experiment.spec.baseline), config]
     engines = [session.engine(experiment, each) for each in configs]
     runs = [

@@ -1,0 +1,55 @@
+"""The options of `stepsaver run` that stand for what the experiment's file says, and the experiment with them."""
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepsaver.engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepsaver.bench.spec import Experiment
+
+# Flags that are a field of the experiment's file, under the same name.
+FIELDS = ("num_fewshot", "metric", "max_new_tokens", "dtype", "device", "estimator")
+LEAST = {"num_fewshot": 0, "max_new_tokens": 1, "batch_size": 1}
+
+
+def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("instead of what the experiment's file says; part of the run's identity")
+    group.add_argument("--num-fewshot", type=int, metavar="N", help="examples in a prompt (default: the task's own)")
+    group.add_argument("--metric", metavar="M", help="what counts as accuracy, `metric,filter` of lm-eval's results")
+    group.add_argument("--max-new-tokens", type=int, metavar="N", help="of an answer, whatever the task's own limit")
+    group.add_argument("--threshold", type=float, metavar="X", help="reveal rows surer than this")
+    group.add_argument("--policy", metavar="P", help="the decode policy of configs that name none")
+    group.add_argument("--batch-size", type=int, metavar="N", help="samples decoded together")
+    group.add_argument("--dtype", help="auto, float32, float64, bfloat16 or float16")
+    group.add_argument("--device", help="auto, cpu, cuda, cuda:1, ...")
+    group.add_argument("--estimator", choices=("trajectory", "reference"), help="how log-likelihoods are computed")
+
+
+def with_settings(experiment: "Experiment", options: argparse.Namespace) -> "Experiment":
+    """The experiment with what was given. What differs from the file is kept on record for the audit."""
+    for name, least in LEAST.items():
+        if (value := getattr(options, name)) is not None and value < least:
+            raise UsageError(f"--{name.replace('_', '-')} {value} is less than {least}")
+    spec = experiment.spec
+    changes: dict[str, Any] = {name: value for name in FIELDS if (value := getattr(options, name)) is not None}
+    if options.batch_size is not None:
+        changes |= {"batch_size": options.batch_size, "batch_size_elsewhere": options.batch_size}
+    given = {name: value for name, value in changes.items() if value != getattr(spec, name)}
+    policy = _policy(options)
+    if policy is not None and policy != spec.decoding.policy:
+        changes["decoding"] = spec.decoding.model_copy(update={"policy": policy})
+        given["policy"] = policy
+    given |= {name: value for name in ("block_size", "mask_id") if (value := getattr(options, name)) is not None}
+    return replace(experiment, spec=spec.model_copy(update=changes), given=given)
+
+
+def _policy(options: argparse.Namespace) -> str | None:
+    from stepsaver.engine.decode.policy import parse_policy, policy_text
+
+    if options.policy is None and options.threshold is None:
+        return None
+    text = policy_text(options.policy, options.threshold)
+    parse_policy(text)
+    return text
