@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import random
 import resource
 import shutil
@@ -18,7 +19,7 @@ import torch
 from stepsaver.bench import run as run_module
 from stepsaver.bench import session as session_module
 from stepsaver.bench.session import Session
-from stepsaver.bench.spec import ConfigSpec, Experiment
+from stepsaver.bench.spec import ConfigSpec, Experiment, read_experiment
 from stepsaver.cli import main
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.engine import Engine
@@ -69,7 +70,12 @@ def test_a_run_stores_every_sample_once_and_a_summary(finished: Path, capsys: py
     assert {"tokens", "decode_seconds", "loading_seconds", "warm_up_seconds"} <= summary["throughput"].keys()
     assert {"full", "commit"} <= summary["cost"]["by_kind"].keys()
     assert summary["peak_memory_bytes"] > 0
-    assert {"commit", "dirty"} == summary["git"].keys()
+    assert {"commit", "branch", "dirty"} == summary["git"].keys()
+    assert summary["machine"].keys() == {"host", "job", "device", "memory_bytes", "driver"}
+    assert summary["machine"]["host"] == platform.node()
+    assert summary["machine"]["memory_bytes"] > 2**28
+    assert summary["model_args"]["model"] == read_experiment(finished).spec.model
+    assert summary["eval_params"]["num_fewshot"] == 0
     assert summary["environment"]["torch"] == torch.__version__
     assert summary["identity"]["data"]
     assert main(["status", str(finished), "--limit", str(LIMIT)]) == 0

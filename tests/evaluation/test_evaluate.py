@@ -274,6 +274,14 @@ def test_all_subjects_of_mmlu(byte_tokenizer: TextTokenizer, tmp_path: Path, nam
     result = evaluate_task(lm, load_task(name, TaskOptions(data_dir=tmp_path)))
     assert len(subjects) == 57
     assert 0.2 < result.accuracy < 0.8
+    members = result.members()
+    assert len(members) == 57 + 4
+    by_task: dict[str, list[float]] = {}
+    for score in result.documents:
+        by_task.setdefault(score.task, []).append(score.value)
+    assert {name: members[name] for name in by_task} == pytest.approx(
+        {name: sum(values) / len(values) for name, values in by_task.items()}
+    )
     values = [score.value for score in result.documents]
     assert result.accuracy == pytest.approx(sum(values) / len(values))  # weighted by size, as lm-eval does it
 

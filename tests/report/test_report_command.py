@@ -84,7 +84,7 @@ def test_a_report_writes_the_page_and_the_tables(experiment: Path, capsys: pytes
     printed = capsys.readouterr().out.splitlines()
     assert printed == [str(experiment / "results.md"), str(experiment / "report.html")]
     written = (experiment / "results.md").read_text()
-    assert "| Config | Rules | Accuracy | Throughput (tokens/s) | Total Time (h) | Notes |" in written
+    assert "| Config | Rules | Accuracy | Throughput (tokens/s) | Total Tokens | Total Time (h) | Notes |" in written
     assert re.search(r"#### \d{4}-\d\d-\d\d - 00_tiny\n- \*\*Task\*\*: mini_gsm8k", written)
     assert written.endswith("my analysis\n")
     tabs = page_data(experiment / "report.html")["tabs"]

@@ -9,7 +9,7 @@ from stepsaver.report.experiment_log import log_entry
 from stepsaver.report.tables import complete_columns, complete_rows
 from tests.report.reports import EXPERIMENT, made_up_experiment, made_up_task
 
-LAST = ("Accuracy", "Throughput (tokens/s)", "Total Time (h)", "Notes")
+LAST = ("Accuracy", "Throughput (tokens/s)", "Total Tokens", "Total Time (h)", "Notes")
 
 
 def test_the_sources_grid_has_the_sources_columns(tmp_path: Path) -> None:

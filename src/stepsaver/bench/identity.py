@@ -64,14 +64,15 @@ def differing_parts(stored: Mapping[str, Any], parts: Mapping[str, Any]) -> list
 
 
 def git_state() -> dict[str, Any]:
-    """Provenance: the commit and whether `src/` differs from it. Empty where there is no git."""
+    """Provenance: commit, branch, and whether `src/` differs from the commit. Empty where there is no git."""
     root = PACKAGE.parent.parent
     try:
         commit = _git(root, "rev-parse", "HEAD")
+        branch = _git(root, "branch", "--show-current") or None  # none: a commit that is checked out by itself
         changed = _git(root, "status", "--porcelain", "--", "src")
     except (OSError, subprocess.CalledProcessError):
-        return {"commit": None, "dirty": None}
-    return {"commit": commit, "dirty": bool(changed)}
+        return {"commit": None, "branch": None, "dirty": None}
+    return {"commit": commit, "branch": branch, "dirty": bool(changed)}
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -64,6 +64,7 @@ class Session:
     batch_size: int
     loading_seconds: float
     is_alone: bool = True  # on its machine, as far as this run knows: its timings can be compared
+    name: str = ""  # of the model, as the user gave it
 
     def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:
         policy = parse_policy(config.policy or experiment.spec.decoding.policy)
@@ -105,6 +106,7 @@ def open_session(
         spec.batch_size if model_name == spec.model else spec.batch_size_elsewhere,
         loading,
         is_alone,
+        model_name,
     )
 
 

@@ -11,6 +11,7 @@ from stepsaver.bench.store import Timing
 from stepsaver.bench.worker import CellRequest, OpenCell
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
+from stepsaver.evaluation.model_source import hub_revision
 
 # What a run was effectively done with, besides its model.
 EFFECTIVE = (
@@ -85,6 +86,7 @@ def build_summary(
         "accuracy_metric": result.metric,
         "accuracy_interval": [accuracy.low, accuracy.high],
         "beside": result.beside,
+        "groups": result.members(),
         "samples": len(values),
         "is_baseline": opened is baseline,
         "paired": {
@@ -122,7 +124,12 @@ def build_summary(
         "gpu_info": ", ".join(sorted({each["gpu"] for each in timings if each["gpu"]})) or None,
         "git": opened.cell.provenance.get("git"),
         "environment": opened.cell.provenance.get("environment"),
-        "model_args": {"model": request.session.folder.name, "dtype": opened.identity["dtype"]},
+        "machine": opened.cell.provenance.get("machine"),
+        "model_args": {
+            "model": request.session.name,
+            "revision": hub_revision(request.session.folder),
+            "dtype": opened.identity["dtype"],
+        },
         "eval_params": {name: opened.identity[name] for name in EFFECTIVE},
         "run_id": opened.cell.run_id,
         "identity": opened.identity,

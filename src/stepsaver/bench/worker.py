@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepsaver.bench.identity import environment, git_state, library_versions, run_id, source_hash
+from stepsaver.bench.machine import machine_facts
 from stepsaver.bench.session import Chunk, ConfigRunner, Session, data_hash, make_chunks
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.store import Cell, open_cell
@@ -100,7 +101,12 @@ def open_cells(
     request: CellRequest, configs: Sequence[ConfigSpec], results: Path, opening: Opening
 ) -> dict[str, OpenCell]:
     opened: dict[str, OpenCell] = {}
-    provenance = {"git": git_state(), "environment": environment(), "given": request.experiment.given}
+    provenance = {
+        "git": git_state(),
+        "environment": environment(),
+        "machine": machine_facts(request.session.device),
+        "given": request.experiment.given,
+    }
     for config in configs:
         identity = request.identity(config)
         folder = results / request.folder_name / config.name

@@ -44,6 +44,15 @@ class TaskResult:
     documents: tuple[DocumentScore, ...]
     harness: dict[str, Any] = field(repr=False)  # lm-eval's own results, without the samples
 
+    def members(self) -> dict[str, float]:
+        """The accuracy of every group and task below a group, by lm-eval's names; empty for a single task."""
+        found = {**self.harness["results"], **self.harness.get("groups", {})}
+        return {
+            name: float(figures[self.metric])
+            for name, figures in sorted(found.items())
+            if name != self.task and self.metric in figures
+        }
+
 
 class ScoringFailed(RuntimeError):
     """The model answered everything and a scorer failed. The answers were handed over before: score them again."""

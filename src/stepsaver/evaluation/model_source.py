@@ -29,6 +29,11 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
     return _download(name, revision)
 
 
+def hub_revision(folder: Path) -> str | None:
+    """The commit of a checkpoint that lies in the hub's cache, which names its folder; None for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
 def _download(name: str, revision: str | None) -> Path:
     """The hub's own client finds `HF_TOKEN` or the stored login by itself, so no token passes through here."""
     from huggingface_hub import snapshot_download

@@ -124,12 +124,28 @@ def _changed_entries(
             f"{folder} has no documents for {len(missing)} of {len(entries)} tasks of {base}: {', '.join(missing[:3])}"
             f"{', ...' if len(missing) > 3 else ''}; there are: {', '.join(present) or 'none'}"
         )
-    if suffix and index[base].kind.name == "TAG":
-        entries[base + suffix] = replace(index[base], name=base + suffix, tags=set(entries))
-    if suffix and index[base].kind.name == "GROUP":
-        group = {**index[base].cfg, "group": base + suffix, "task": sorted(entries)}
-        entries[base + suffix] = replace(index[base], name=base + suffix, yaml_path=None, cfg=group)
-    return entries
+    return entries | (_variant_groups(index, base, suffix) if suffix else {})
+
+
+def _variant_groups(index: Mapping[str, Any], name: str, suffix: str) -> dict[str, Any]:
+    """Entries for what is above the single tasks of a variant: groups and tags as in the index, under its names."""
+    entry = index[name]
+    if entry.kind.name == "TAG":
+        return {name + suffix: replace(entry, name=name + suffix, tags={tag + suffix for tag in entry.tags})}
+    if entry.kind.name != "GROUP":
+        return {}
+    below: dict[str, Any] = {}
+
+    def renamed(members: Any) -> Any:
+        if isinstance(members, str):
+            below.update(_variant_groups(index, members, suffix) if members in index else {})
+            return members + suffix
+        if isinstance(members, Mapping):
+            return {key: renamed(each) if key in ("task", "group") else each for key, each in members.items()}
+        return [renamed(each) for each in members]
+
+    config = {**entry.cfg, "group": name + suffix, "task": renamed(entry.cfg["task"])}
+    return {**below, name + suffix: replace(entry, name=name + suffix, yaml_path=None, cfg=config)}
 
 
 def _leaves(index: Mapping[str, Any], name: str) -> list[str]:

@@ -180,8 +180,8 @@ def _log(overview: Overview) -> Block:
 
 def _benchmark(tasks: Sequence[ReportTask]) -> list[Block]:
     columns = (
-        "Config", "Experiment", "Rules", "Samples", "Accuracy", "Throughput (tokens/s)", "Speed-up", "Total time (h)",
-        "Notes",
+        "Config", "Experiment", "Rules", "Samples", "Accuracy", "Throughput (tokens/s)", "Speed-up", "Total tokens",
+        "Total time (h)", "Notes",
     )  # fmt: skip
     rows = [row for task in tasks for row in _benchmark_rows(task)]
     caption = "The speed-up is against the experiment's own baseline, the smaller one of two measures."
@@ -197,7 +197,7 @@ def _benchmark_rows(task: ReportTask) -> Iterator[list[Cell]]:
         start = [cell(each.name, each.name), cell(task.experiment.name, task.experiment.name)]
         rules = cell(", ".join([*each.config.rules, *filter(None, [each.config.policy])]) or "no reuse")
         if each.summary is None:
-            yield [*start, rules, *[cell("")] * 5, cell(each.state, each.state, small=each.note, tone="open")]
+            yield [*start, rules, *[cell("")] * 6, cell(each.state, each.state, small=each.note, tone="open")]
             continue
         up, judged, equal = smaller_speed_up(each.summary), outcomes.get(each.name), each.summary.get("equal_to")
         note = judged.outcome if judged else "baseline"
@@ -208,6 +208,7 @@ def _benchmark_rows(task: ReportTask) -> Iterator[list[Cell]]:
             number(each.summary["accuracy"], ".2f", factor=100, suffix=" %"),
             number(_rate(each), ".2f"),
             number(up.value, ".2f", suffix="×"),
+            number(each.summary["throughput"]["tokens"], ",.0f"),
             number(each.summary["throughput"]["decode_seconds"], ".3g", factor=1 / 3600),
             cell(note, note, small=f"equals {equal}" if equal else ""),
         ]

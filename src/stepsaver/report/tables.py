@@ -69,7 +69,7 @@ def complete_columns(task: ReportTask) -> tuple[str, ...]:
     """Those of the source's complete results table; configs that no rule's fields tell apart name their rules."""
     settings = next(iter(compared_settings(task).values()), {})
     what = [HEADINGS.get(name, name) for name in settings] or ["Rules"]
-    return ("Config", *what, "Accuracy", "Throughput (tokens/s)", "Total Time (h)", "Notes")
+    return ("Config", *what, "Accuracy", "Throughput (tokens/s)", "Total Tokens", "Total Time (h)", "Notes")
 
 
 def complete_rows(task: ReportTask) -> list[tuple[str, ...]]:
@@ -96,6 +96,7 @@ def _complete_row(task: ReportTask, cell: ReportCell, outcomes: dict[str, str]) 
         *what,
         f"{summary['accuracy']:.2%}",
         or_dash(throughput["tokens_per_s"], ".2f"),
+        f"{throughput['tokens']:,.0f}",
         f"{throughput['decode_seconds'] / 3600:.3g}",
         "; ".join(notes),
     )

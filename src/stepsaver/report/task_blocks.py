@@ -11,8 +11,8 @@ from stepsaver.report.figures import accuracy_speed as first_figure
 from stepsaver.report.figures import all_figures, figure_name
 
 COLUMNS = (
-    "config", "accuracy", "drop (points)", "tokens/s", "speed-up", "predicted", "ceiling", "forwards", "row-layers",
-    "deltas reused", "verdict",
+    "config", "accuracy", "drop (points)", "tokens", "tokens/s", "speed-up", "predicted", "ceiling", "forwards",
+    "row-layers", "deltas reused", "verdict",
 )  # fmt: skip
 TONES = {"confirmed": "good", "rejected": "bad", "running": "open", "failed": "bad", "incomplete": "open"}
 
@@ -67,6 +67,7 @@ def _row(each: ReportCell, outcome: str, reason: str) -> list[Cell]:
         cell(each.name, each.name, small=equal),
         number(summary["accuracy"], ".1f", factor=100, suffix=" %", small=interval(low, high, ".1f", factor=100)),
         cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
+        number(summary["throughput"]["tokens"], ",.0f"),
         number(summary["throughput"]["tokens_per_s"], ".0f"),
         cell("1.00×", 1.0) if is_base else number(up.value, ".2f", suffix="×", small=interval(up.low, up.high, ".2f")),
         number(summary["predicted_speed_up"], ".2f", suffix="×"),
@@ -142,9 +143,10 @@ def provenance_blocks(task: ReportTask) -> list[Block]:
     identity, environment, git = first.get("identity", {}), first["environment"], first["git"]
     commit = f"{git['commit']}{', src/ changed since' if git['dirty'] else ''}" if git["commit"] else "no git here"
     items = [
-        ("model", f"{task.model}, {first['model_args']['dtype']}, hash {identity.get('model', '?')}"),
+        ("model", _model(task, first)),
         ("code", f"hash {identity.get('source', '?')}, commit {commit}"),
         ("device", f"{first['gpu_info'] or identity.get('device', '?')}, {environment['machine']}"),
+        ("machine", _listed(first.get("machine") or {}) or "not recorded"),
         ("versions", ", ".join(f"{name} {value}" for name, value in environment.items() if name != "machine")),
         ("decoding", _listed(identity.get("decoding", {}))),
         ("policy", str(identity.get("policy", "?"))),
@@ -171,6 +173,12 @@ def provenance_blocks(task: ReportTask) -> list[Block]:
     ]
     columns = ("config", "rules", "policy", "run", "finished")
     return [facts("Where this comes from", items, name="provenance"), table("Runs", columns, rows, name="runs")]
+
+
+def _model(task: ReportTask, summary: dict[str, Any]) -> str:
+    arguments, identity = summary["model_args"], summary.get("identity", {})
+    revision = f", revision {arguments['revision']}" if arguments.get("revision") else ""
+    return f"{task.model}{revision}, {arguments['dtype']}, hash {identity.get('model', '?')}"
 
 
 def _listed(values: dict[str, Any]) -> str:
