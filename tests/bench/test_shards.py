@@ -332,13 +332,17 @@ def test_jobs_are_submitted_followed_and_requeued(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", SECRET)
     flags = ["--runner", "slurm", "--shards", "2", "--partition", "long", "--account", "me", "--gres", "gpu:1"]
+    flags += ["--slurm", "qos=long", "--slurm", "exclusive", "--slurm", "comment=two = words"]
+    with (fresh / "experiment.yaml").open("a") as stream:
+        stream.write("resources: {slurm: {qos: short, mail-user: me@example.org, nice: 100}}\n")
     run = ["run", str(fresh), "--limit", str(LIMIT)]
     assert main([*run, *flags, "--minutes", "60", "--cpus", "3", "--memory-gb", "5"]) == 0
     assert "submitted job 7: 2 shards, 2 pending" in capsys.readouterr().out
     script = (queue / "script").read_text()
     asked_for = ("partition=long", "account=me", "gres=gpu:1", "time=60", "cpus-per-task=3", "mem=5GB", "array=0-1%2")
-    for asked in (*asked_for, "requeue"):
-        assert f"#SBATCH --{asked}" in script, asked
+    free = ("qos=long", "exclusive", "comment='two = words'", "mail-user=me@example.org", "nice=100")
+    for asked in (*asked_for, *free, "requeue"):
+        assert f"#SBATCH --{asked}\n" in script, asked
     assert f"{fresh / 'logs'}" in script
     assert main(run) == 2
     assert "scancel 7" in capsys.readouterr().err
@@ -376,6 +380,18 @@ def test_what_is_wrong_with_a_submission_is_one_line(
     assert main([*run, "--runner", "slrm"]) == 2
     assert "unknown runner 'slrm'; nearest: slurm" in capsys.readouterr().err
     assert main([*run, "--shards", "0"]) == 2
+    assert main([*run, "--slurm", "qos=long"]) == 2
+    assert "--slurm is for jobs" in capsys.readouterr().err
+    for text, problem in (
+        ("mem=4G", "mem is set by `memory_gb`"),
+        ("array=1-9", "array is set by the number of shards"),
+        ("no spaces here=1", "is no option of sbatch"),
+        ("comment=a\n#SBATCH --uid=0", "is no option of sbatch"),
+    ):
+        assert main([*run, "--runner", "slurm", "--slurm", text]) == 2
+        said = capsys.readouterr().err
+        assert problem in said
+        assert len(said.strip().splitlines()) == 1
     (queue.parent / "bin" / "sbatch").write_text("#!/bin/bash\necho 'invalid partition' >&2; exit 1\n")
     assert main([*run, "--runner", "slurm"]) == 2
     assert "invalid partition" in capsys.readouterr().err

@@ -18,6 +18,14 @@ from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
 
 FILE = "experiment.yaml"
+# What jobs are submitted with already, and where that is said.
+OWN_SBATCH_OPTIONS = {
+    "partition": "`partition`", "account": "`account`", "gres": "`gres`", "cpus-per-task": "`cpus`",
+    "mem": "`memory_gb`", "time": "`minutes`", "array": "the number of shards", "job-name": "the experiment's name",
+    "output": "the folder of logs", "error": "the folder of logs", "requeue": "the runner", "no-requeue": "the runner",
+    "signal": "the runner", "open-mode": "the runner",
+}  # fmt: skip
+SBATCH_OPTION = re.compile(r"[a-z][a-z0-9-]*")
 CONDITION = re.compile(r"([<>])\s*(-?\d+(?:\.\d+)?)")
 
 
@@ -145,6 +153,17 @@ class Resources(Strict):
     cpus: int = Field(default=2, ge=1)
     memory_gb: int = Field(default=16, ge=1)
     minutes: int = Field(default=240, ge=1)
+    slurm: dict[str, str | bool | int] = Field(default_factory=dict)  # any other option of sbatch; true: no value
+
+    @field_validator("slurm")
+    @classmethod
+    def _is_free(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for name, value in options.items():
+            if name in OWN_SBATCH_OPTIONS:
+                raise ValueError(f"{name} is set by {OWN_SBATCH_OPTIONS[name]}")
+            if not SBATCH_OPTION.fullmatch(name) or value is False or "\n" in str(value):
+                raise ValueError(f"{name}={value!r} is no option of sbatch such as qos=long")
+        return options
 
 
 class ExperimentSpec(Strict):

@@ -42,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         where.add_argument(
             f"--{name.replace('_', '-')}", type=kind, help="of a SLURM job (default: the file's resources)"
         )
+    where.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any other option of sbatch, such as qos=long, constraint=turing or exclusive; may be repeated",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -79,10 +86,17 @@ def run(options: argparse.Namespace) -> int:
 
 def _resources(options: argparse.Namespace, stored: "Resources") -> "Resources":
     """The file's, with what was given on the command line."""
+    from pydantic import ValidationError
+
     given = {name: getattr(options, name) for name in RESOURCES if getattr(options, name) is not None}
-    if given and options.runner == "local":
-        raise UsageError(f"--{next(iter(given)).replace('_', '-')} is for jobs; the local runner takes no resources")
-    return stored.model_copy(update=given)
+    free = {name: value if equals else True for name, equals, value in (text.partition("=") for text in options.slurm)}
+    if (given or free) and options.runner == "local":
+        name = next(iter(given), "slurm").replace("_", "-")
+        raise UsageError(f"--{name} is for jobs; the local runner takes no resources")
+    try:
+        return stored.model_validate(stored.model_dump() | given | {"slurm": stored.slurm | free})
+    except ValidationError as error:
+        raise UsageError(f"--slurm: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
 
 
 def _request(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":

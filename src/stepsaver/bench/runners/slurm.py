@@ -48,7 +48,7 @@ def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: 
     executor.update_parameters(
         job_name=f"stepsaver-{shards[0].experiment.name}",
         stderr_to_stdout=True,
-        additional_parameters={"requeue": True},
+        additional_parameters={"requeue": True, **resources.slurm},
         **{name: value for name, value in asked.items() if value is not None},
     )
     try:
