@@ -227,7 +227,8 @@ def test_the_page_over_all_experiments(experiment: Path, chromium: Any, capsys: 
     capsys.readouterr()
     assert main(["report"]) == 0
     page = experiment.parent / "report.html"
-    assert capsys.readouterr().out.strip() == str(page)
+    written = [page, experiment.parent / "RESULTS.md", experiment.parent / "STATUS.md"]
+    assert capsys.readouterr().out.splitlines() == list(map(str, written))
     open_page(chromium, page)
     assert texts(chromium, "[role=tab]") == ["Summary", "Experiment log", "mini_gsm8k", "mini_mmlu"]
     assert texts(chromium, "[data-block=metrics] td:first-child") == ["mini_gsm8k", "mini_mmlu"]
@@ -292,3 +293,44 @@ def test_a_clone_reads_artifacts_where_it_has_no_results(experiment: Path, capsy
     shutil.rmtree(experiment / "artifacts")
     assert main(["verdict", str(experiment), "--limit", str(LIMIT)]) == 2
     assert main(["audit", str(experiment), "--limit", str(LIMIT)]) == 2
+
+
+def test_the_documents_over_all_experiments(experiment: Path) -> None:
+    """The most urgent of what is pending first: a fault, then what is missing, then what is undecided or in part."""
+    shutil.copytree(experiment, experiment.parent / "01_later", ignore=shutil.ignore_patterns("results"))
+    path = cell(experiment, "trimmed", "mini_mmlu") / "samples.jsonl"
+    path.write_text(path.read_text().replace('"digest": "', '"digest": "0', 1))
+    assert main(["report"]) == 0
+    results, status = ((experiment.parent / name).read_text() for name in ("RESULTS.md", "STATUS.md"))
+    headings = ["Performance Metrics Summary", "Accuracy vs Speed Tradeoffs", "Pending Experiments"]
+    assert re.findall(r"^## (.*)$", results, re.MULTILINE) == headings
+    assert "| Benchmark | Best accuracy | Best throughput (tokens/s) | Configuration | Notes |" in results
+    assert re.search(r"\| baseline \(baseline\) \| 00_tiny \| mini_gsm8k_limit_4 \|", results)
+    priorities = re.findall(r"- Priority: (\w+)", results)
+    assert priorities == sorted(priorities, key=("critical", "high", "medium", "low").index)
+    assert {"critical", "high", "low"} <= set(priorities)
+    assert re.search(
+        r"1\. 00_tiny, mini_mmlu_limit_4: the audit finds \d invalid; run it again\n   - Priority: crit", results
+    )
+    assert re.search(r"\| 00_tiny \| mini_gsm8k_limit_4 \| \S+ \| 3/3 \| \w+ \| \d{4}-\d\d-\d\d \| results \|", status)
+    assert "- **invalid**: 00_tiny, mini_mmlu_limit_4: trimmed had another prompt than baseline" in status
+    assert "01_later, mini_gsm8k: nothing is stored yet" in status
+
+
+def test_a_new_experiment_has_the_whole_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "experiments").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "user.name")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "Ada {name}")
+    assert main(["new", "05_mine"]) == 0
+    written = {path.name: path.read_text() for path in (tmp_path / "experiments" / "05_mine").glob("*.*")}
+    assert written.keys() == {"experiment.yaml", "proposal.md", "tasks.md", "results.md"}
+    assert re.search(r"\*\*Created\*\*: \d{4}-\d\d-\d\d\n\*\*Author\*\*: Ada \{name\}\n", written["proposal.md"])
+    for words in ("### Setup", "### Experiment matrix", "### Metrics", "### Baseline", "### Success criteria"):
+        assert words in written["proposal.md"]
+    for words in ("**Status**", "**Date**", "## Summary", "## Conclusion", "## Next steps", "## Artifacts"):
+        assert words in written["results.md"]
+    assert [f"## Phase {phase}" in written["tasks.md"] for phase in range(4)] == [True] * 4
+    assert "05_mine" in written["tasks.md"]
+    assert find_experiment("05_mine").spec.question

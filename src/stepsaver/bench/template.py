@@ -1,4 +1,8 @@
-"""The files of a new experiment."""
+"""The files of a new experiment, after the source's templates."""
+
+import getpass
+import subprocess
+import time
 
 EXPERIMENT = """\
 question: Does my rule save time without losing answers?
@@ -14,25 +18,65 @@ success:
 """
 
 PROPOSAL = """\
-# Proposal: {name}
+# Proposal: {name} - TITLE
 
 **Status**: planned
+**Created**: {created}
+**Author**: {author}
 
 ## Hypothesis
 
+What should hold, and why.
+
 ## Background
+
+What is known, and what it rests on.
 
 ## Method
 
-| Variable | Values |
+### Approach
+
+### Variables
+
+- **Independent**:
+- **Dependent**: accuracy (task-specific), throughput (tokens/s)
+- **Controlled**: model, batch size, caches, threshold
+
+### Setup
+
+| Component | Details |
 |---|---|
-| Independent | |
-| Dependent | accuracy, throughput |
-| Controlled | |
+| Model | embedded |
+| Benchmarks | mini_gsm8k |
+| Compute | |
+| Dtype | auto |
 
-## Success criteria
+### Experiment matrix
 
-See `experiment.yaml`.
+| Config | Rules | Policy |
+|---|---|---|
+| baseline | none | threshold 0.9 |
+| my_rule | previous_row:refresh=block, trim:level=changed | threshold 0.9 |
+
+## Evaluation
+
+### Metrics
+
+| Metric | Description |
+|---|---|
+| Accuracy | the declared metric of each task (`stepsaver tasks`) |
+| Throughput | tokens per second, paired with the baseline chunk by chunk |
+
+### Baseline
+
+`baseline`: no reuse.
+
+### Success criteria
+
+As in `experiment.yaml`, which decides the verdict:
+
+- **Confirm if**: speed-up > 1.2 with a drop < 5 points
+- **Reject if**: speed-up < 1.05, or a drop > 20 points
 
 ## Limitations
 """
@@ -40,18 +84,74 @@ See `experiment.yaml`.
 TASKS = """\
 # Tasks: {name}
 
+## Phase 0: Planning
+- [ ] Write the proposal: hypothesis, matrix, criteria
+- [ ] `stepsaver run {name} --dry-run`
+
+## Phase 1: Validation
 - [ ] `stepsaver run {name} --limit 10`
+- [ ] `stepsaver audit {name} --limit 10` finds nothing invalid
+
+## Phase 2: Full runs
 - [ ] `stepsaver run {name}`
-- [ ] Read the verdict, write the analysis in results.md
+- [ ] `stepsaver audit {name}` finds nothing invalid
+
+## Phase 3: Analysis
+- [ ] Read `stepsaver verdict {name}`, write summary and conclusion in results.md
+- [ ] `stepsaver report {name} --save-artifacts`, commit the artifacts
+
+## Known issues
 """
 
 RESULTS = """\
 # Results: {name}
 
+**Status**: not run
+**Date**:
+**Proposal**: [proposal.md](proposal.md)
+
+## Summary
+
+## Results
+
 <!-- tables -->
 <!-- /tables -->
 
 ## Analysis
+
+### Key findings
+
+### Unexpected observations
+
+## Conclusion
+
+## Next steps
+
+## Artifacts
+
+| Artifact | Location |
+|---|---|
+| Summaries | `artifacts/` |
+| Full results | `results/` (not committed) |
+| Logs of jobs | `logs/` (not committed) |
 """
 
 FILES = {"experiment.yaml": EXPERIMENT, "proposal.md": PROPOSAL, "tasks.md": TASKS, "results.md": RESULTS}
+
+
+def filled_files(name: str) -> dict[str, str]:
+    """The files with the experiment's name, the date and whoever makes it."""
+    values = {"{name}": name, "{created}": time.strftime("%Y-%m-%d"), "{author}": _author()}
+    found = dict(FILES)
+    for pattern, value in values.items():
+        found = {file: text.replace(pattern, value) for file, text in found.items()}
+    return found
+
+
+def _author() -> str:
+    """As git knows them, else the name of the account."""
+    try:
+        done = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=30)
+        return done.stdout.strip() or getpass.getuser()
+    except (OSError, subprocess.SubprocessError):
+        return getpass.getuser()

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.experiments import experiments_folder
-    from stepsaver.bench.template import FILES
+    from stepsaver.bench.template import filled_files
 
     if not re.fullmatch(r"[A-Za-z0-9][\w-]*", options.name):
         raise UsageError(f"{options.name!r} is no name for a folder; letters, digits, _ and -")
@@ -22,8 +22,8 @@ def run(options: argparse.Namespace) -> int:
     if folder.exists():
         raise UsageError(f"{folder} exists already")
     folder.mkdir(parents=True)
-    for name, text in FILES.items():
-        (folder / name).write_text(text.replace("{name}", options.name), encoding="utf-8")
+    for name, text in filled_files(options.name).items():
+        (folder / name).write_text(text, encoding="utf-8")
     (folder / "artifacts").mkdir()
     print(folder)
     return 0

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from stepsaver.report.experiment_page import TraceLink
     from stepsaver.report.published_numbers import PublishedNumbers
 
-HELP = "the page, tables and figures of an experiment; without a name, the page over all experiments"
+HELP = "the page, tables and figures of an experiment; without a name, of all experiments"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="default: one page over all experiments")
+    parser.add_argument(
+        "experiment", nargs="?", metavar="EXPERIMENT", help="default: one page over all, RESULTS.md and STATUS.md"
+    )
     parser.add_argument("--task", action="append", metavar="T", help="only this task; may be repeated")
     parser.add_argument("--limit", type=int, metavar="N", help="results of runs with this limit")
     parser.add_argument("--model", metavar="M", help="another model than the experiment's own")
@@ -190,11 +192,15 @@ def _trace(
 def _report_all(options: argparse.Namespace) -> int:
     from stepsaver.bench.experiments import experiments_folder
     from stepsaver.report.overview import overview_page, read_overview
+    from stepsaver.report.repository_pages import results_document, status_document
 
     single = ("compare", "figures", "csv", "trace_samples", "trace_config", "save_artifacts")
     given = [f"--{name.replace('_', '-')}" for name in single if getattr(options, name)]
     if given:
         raise UsageError(f"{given[0]} needs the name of an experiment")
     overview = read_overview(limit=options.limit, tasks=options.task, model=options.model)
-    _write(options.html or experiments_folder() / "report.html", overview_page(overview))
+    folder = experiments_folder()
+    _write(options.html or folder / "report.html", overview_page(overview))
+    _write(folder / "RESULTS.md", results_document(overview))
+    _write(folder / "STATUS.md", status_document(overview))
     return 0

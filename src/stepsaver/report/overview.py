@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepsaver.bench.experiments import DISCARDED, experiment_names, find_experiment, results_folder
 from stepsaver.bench.spec import Experiment
@@ -20,7 +20,15 @@ from stepsaver.report.figures import PALETTE, SYMBOLS, in_turn, layout, plain
 from stepsaver.report.reading import read_stored_task
 from stepsaver.report.report_page import report_page
 
+PRIORITIES = ("critical", "high", "medium", "low")
 LEAD = "What has been measured, what holds, what is known to be wrong, and what is still to be run."
+
+
+class Pending(NamedTuple):
+    """What is still to be done, the most urgent first."""
+
+    priority: str  # one of PRIORITIES
+    text: str
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class Overview:
     """What is stored of every experiment; `pending` is what is not."""
 
     tasks: list[ReportTask]
-    pending: list[str]
+    pending: list[Pending]
     discarded: list[str]
 
     def by_benchmark(self) -> dict[str, list[ReportTask]]:
@@ -43,7 +51,7 @@ def read_overview(*, limit: int | None, tasks: Sequence[str] | None, model: str 
     if not names:
         raise UsageError("there is no experiment here; `stepsaver new NAME` makes one")
     found: list[ReportTask] = []
-    pending: list[str] = []
+    pending: list[Pending] = []
     discarded: list[str] = []
     for name in names:
         experiment = find_experiment(name)
@@ -53,7 +61,7 @@ def read_overview(*, limit: int | None, tasks: Sequence[str] | None, model: str 
             pending += _pending(experiment, task, stored, limit)
             if stored is not None:
                 found.append(stored)
-    return Overview(found, pending, discarded)
+    return Overview(found, sorted(pending, key=lambda each: PRIORITIES.index(each.priority)), discarded)
 
 
 def _stored(experiment: Experiment, task: str, limit: int | None, model: str) -> ReportTask | None:
@@ -72,19 +80,23 @@ def _limits(results: Path, task: str) -> list[int]:
     return sorted((int(name[1]) for name in names if name), reverse=True)
 
 
-def _pending(experiment: Experiment, task: str, stored: ReportTask | None, limit: int | None) -> Iterator[str]:
+def _pending(experiment: Experiment, task: str, stored: ReportTask | None, limit: int | None) -> Iterator[Pending]:
+    """Wrong results mislead, so they come first; then what is missing, what is undecided, and what is only a part."""
     command = f"stepsaver run {experiment.name} --task {task}" + (f" --limit {limit}" if limit else "")
     if stored is None:
-        yield f"{experiment.name}, {task}: nothing is stored yet ({command})"
+        yield Pending("high", f"{experiment.name}, {task}: nothing is stored yet ({command})")
         return
+    faults = sum(each.level == "invalid" for each in stored.findings)
+    if faults:
+        yield Pending("critical", f"{experiment.name}, {stored.folder}: the audit finds {faults} invalid; run it again")
     open_cells = [f"{each.name} ({each.note})" for each in stored.unfinished]
     if open_cells:
-        yield f"{experiment.name}, {stored.folder}: {', '.join(open_cells)}"
+        yield Pending("high", f"{experiment.name}, {stored.folder}: {', '.join(open_cells)}")
     if stored.folder != task and limit is None:
-        yield f"{experiment.name}, {task}: only {stored.folder} is there, not the full run ({command})"
+        yield Pending("low", f"{experiment.name}, {task}: only {stored.folder} is there, not the full run ({command})")
     verdict = stored.verdict()
     if verdict.outcome == "undecided":
-        yield f"{experiment.name}, {stored.folder}: {verdict.sentence}"
+        yield Pending("medium", f"{experiment.name}, {stored.folder}: {verdict.sentence}")
 
 
 def _discarded(experiment: Experiment) -> Iterator[str]:
@@ -102,25 +114,28 @@ def overview_page(overview: Overview) -> str:
     return report_page("Experiment results", LEAD, about, tabs, {})
 
 
-def _summary(overview: Overview) -> list[Block]:
+def known_issues(overview: Overview) -> list[tuple[str, str]]:
+    """What the audits found and what was discarded, the worst first."""
     issues: list[tuple[str, str]] = [
         (finding.level, f"{task.experiment.name}, {task.folder}: {finding.message}")
         for task in overview.tasks
         for finding in task.findings
     ]
     issues += [("discarded", text) for text in overview.discarded]
-    issues.sort(key=lambda each: ("invalid", "discarded", "remark").index(each[0]))
+    return sorted(issues, key=lambda each: ("invalid", "discarded", "remark").index(each[0]))
+
+
+def _summary(overview: Overview) -> list[Block]:
+    issues = known_issues(overview)
     return [
-        _metrics(overview),
-        _trade_offs(overview),
+        metrics_table(overview),
+        trade_off_table(overview),
         notes("Known issues", issues, nothing="The audits found nothing, and nothing was discarded.", name="issues"),
-        notes(
-            "Pending experiments", [("pending", each) for each in overview.pending], nothing="Nothing.", name="pending"
-        ),
+        notes("Pending experiments", overview.pending, nothing="Nothing.", name="pending"),
     ]
 
 
-def _metrics(overview: Overview) -> Block:
+def metrics_table(overview: Overview) -> Block:
     """The best of each benchmark over all experiments."""
     rows = []
     for name, tasks in overview.by_benchmark().items():
@@ -141,7 +156,7 @@ def _metrics(overview: Overview) -> Block:
     return table("Performance metrics summary", columns, rows, name="metrics")
 
 
-def _trade_offs(overview: Overview) -> Block:
+def trade_off_table(overview: Overview) -> Block:
     """Per experiment and benchmark: the baseline, and the best of the others by speed-up."""
     rows = []
     for task in overview.tasks:
