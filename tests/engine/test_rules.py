@@ -211,8 +211,8 @@ def test_output_mode_equals_the_sources_last_version(golden_model: Transformer, 
 @pytest.mark.parametrize("kv", ["refresh", "freeze"])
 def test_delta_reproduces_the_logits_if_nothing_changed(tiny_model: Transformer, kv: str) -> None:
     """Truth 3: a policy that reveals nothing new cannot be had, so the second step is planned by hand."""
-    from stepsaver.engine import denoise
     from stepsaver.engine.decoder import Decoder, Turn, execute, view_of
+    from stepsaver.engine.denoise import Denoising
     from stepsaver.engine.packing import Step
     from stepsaver.engine.reuse.rule import plan_step
     from stepsaver.engine.sampling import Sampling
@@ -220,9 +220,9 @@ def test_delta_reproduces_the_logits_if_nothing_changed(tiny_model: Transformer,
 
     rule = LayerReuse(k=3, layers="all", mode="delta", kv=kv)  # type: ignore[arg-type]
     engine = engine_of(tiny_model, (rule,))
-    memory = engine._memory(1, 8)
+    moves = Denoising(Threshold())
     decoder = Decoder(
-        tiny_model, memory, denoise, engine.decoding, engine.policy, (rule,), Sampling(), slots=1, checked=True
+        tiny_model, engine._memory(1, 8), moves, engine.decoding, (rule,), Sampling(), slots=1, checked=True
     )
     block = new_block(0, (5, 6, 7, 8, 9), decoding=engine.decoding, layers=3)
     sample = Sample(0, Request((5, 6, 7, 8, 9), 3, b""), 0, [], block)

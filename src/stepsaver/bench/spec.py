@@ -15,6 +15,7 @@ from stepsaver.engine.decode.policy import DEFAULT_POLICY, parse_policy, policy_
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS
 from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
 
 FILE = "experiment.yaml"
@@ -182,7 +183,7 @@ class ExperimentSpec(Strict):
     metric: str | dict[str, str] | None = None  # what counts as accuracy, or by task; None: the declared one
     max_new_tokens: int | None = Field(default=None, ge=1)  # instead of every task's own limit
     seed: int = 0
-    estimator: Literal["trajectory", "reference"] = "trajectory"
+    estimator: Estimator = "trajectory"
     data_dir: Path | None = None
     decoding: DecodingSpec = DecodingSpec()
     resources: Resources = Resources()

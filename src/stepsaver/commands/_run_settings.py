@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.estimators import ESTIMATORS
 
 if TYPE_CHECKING:
     from stepsaver.bench.spec import Experiment
@@ -24,7 +25,7 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch-size", type=int, metavar="N", help="samples decoded together")
     group.add_argument("--dtype", help="auto, float32, float64, bfloat16 or float16")
     group.add_argument("--device", help="auto, cpu, cuda, cuda:1, ...")
-    group.add_argument("--estimator", choices=("trajectory", "reference"), help="how log-likelihoods are computed")
+    group.add_argument("--estimator", choices=ESTIMATORS, help="how log-likelihoods are computed")
 
 
 def with_settings(experiment: "Experiment", options: argparse.Namespace) -> "Experiment":

@@ -17,13 +17,13 @@ from stepsaver.commands._model_options import (
 )
 from stepsaver.commands._progress import progress
 from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.estimators import ESTIMATORS
 
 if TYPE_CHECKING:
     from stepsaver.engine.score import ScoreRequest
     from stepsaver.evaluation.open_model import OpenModel
 
 HELP = "log-likelihoods of continuations"
-ESTIMATORS = ("trajectory", "reference")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ids", action="store_true", help='lines are {"context_ids": [...], "continuation_ids": [...]}'
     )
-    parser.add_argument("--estimator", default="trajectory", help="trajectory (default) or reference")
+    parser.add_argument("--estimator", default="trajectory", help=f"{', '.join(ESTIMATORS)} (default: %(default)s)")
     parser.add_argument("--score-stop", action="store_true", help="append the stop token to every continuation")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

@@ -83,14 +83,16 @@ def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attendi
     """
     by_kernel: list[tuple[int, ...]] = []
     alone: list[Segment] = []
-    groups: dict[tuple[bool, int], list[Segment]] = {}
+    groups: dict[tuple[int, bool, int], list[Segment]] = {}
+    turns: dict[int, int] = {}  # a sample with several steps has one in each of several groups
     for each in segments:
         assert each.length <= cache.capacity
         growth = each.growth
         if growth is not None and cache.kernel_attends(each.length):
             by_kernel.append((each.start, each.stop, each.slot, int(each.lengths[0]), growth))
         elif growth == 0:
-            groups.setdefault((each.rows > FEW_ROWS, each.length.bit_length() // 2), []).append(each)
+            turn = turns[each.slot] = turns.get(each.slot, 0) + 1
+            groups.setdefault((turn, each.rows > FEW_ROWS, each.length.bit_length() // 2), []).append(each)
         else:
             alone.append(each)
     alone += [group[0] for group in groups.values() if len(group) == 1]

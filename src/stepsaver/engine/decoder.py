@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stepsaver.engine.base_plan import prefill_plan
-from stepsaver.engine.decode.policy import DecodePolicy
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.forward import Executed, Memory, run_step
 from stepsaver.engine.models.transformer import Transformer
@@ -24,15 +23,20 @@ from stepsaver.engine.state import BlockState, Request, Sample
 from stepsaver.engine.trace import LayersRun
 from stepsaver.engine.view import StepView, step_view
 
+# What a forward costs beside its rows, in rows, where nobody has measured it: reading the weights, and every call.
+FORWARD_ROWS = 16.0
+
 
 class StepEvent(NamedTuple):
     """What one sample's step did, for those who watch."""
 
     sample: Sample
     plan: StepPlan
+    start: int  # the position of row 0
     sub_block: Rows
     changed: Rows  # before the step: rows whose token differs from the one they were last computed with
-    tokens: NDArray[np.int64]  # of the block, before the step
+    tokens: NDArray[np.int64]  # before the step, of the block; of a draft or its verification, of its rows and one more
+    masked: Rows  # before the step
     proposed: NDArray[np.int64]
     confidence: NDArray[np.float64]
     revealed: Rows
@@ -46,10 +50,19 @@ class Outcome(NamedTuple):
 
 
 class Moves(Protocol):
-    """How samples advance: block diffusion (`denoise.py`) or verified drafts."""
+    """How samples advance: block diffusion (`denoise.py`) or verified drafts (`verify.py`)."""
+
+    @property
+    def context_block_size(self) -> int | None:
+        """Up to the end of which blocks a row of the context sees; None: those that are decoded."""
+        ...
 
     def join(self, decoder: "Decoder", index: int, request: Request, slot: int) -> Sample:
         """A sample with its slot, its context still to be prefilled."""
+        ...
+
+    def open_block(self, decoder: "Decoder", sample: Sample, proposed: Proposals) -> None:
+        """Starts the block after a context that predicts its first token."""
         ...
 
     def turns(self, decoder: "Decoder", sample: Sample) -> list["Turn"]:
@@ -69,10 +82,10 @@ class Decoder:
     memory: Memory
     moves: Moves
     decoding: Decoding
-    policy: DecodePolicy
     rules: tuple[ReuseRule, ...]
     sampling: Sampling
     slots: int
+    forward_rows: float = FORWARD_ROWS
     checked: bool = False  # prove before each step that nothing stale is read
     on_step: Callable[[StepEvent], None] | None = None
     finished: Callable[[list[int]], bool] | None = None

@@ -3,35 +3,31 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import cast
 
 import torch
 
-from stepsaver.engine import denoise
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
-from stepsaver.engine.decode.policy import DecodePolicy
+from stepsaver.engine.decode.policy import DecodePolicy, Policy
 from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decoder import Decoder, StepEvent
+from stepsaver.engine.decode.verified import Verified
+from stepsaver.engine.decoder import Decoder, Moves, StepEvent
 from stepsaver.engine.decoding import Decoding, resolve_decoding
 from stepsaver.engine.defaults import BATCH_SIZE
+from stepsaver.engine.denoise import Denoising
 from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.estimators import ESTIMATORS, Estimator
 from stepsaver.engine.forward import Memory, Observe
 from stepsaver.engine.generate import decode
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.reuse.rule import ReuseRule, check_rules
 from stepsaver.engine.sampling import Sampling
-from stepsaver.engine.score import (
-    ESTIMATORS,
-    Estimator,
-    Score,
-    ScoreRequest,
-    merge_requests,
-    reference_step,
-    run_reference,
-    scores_of,
-)
+from stepsaver.engine.score import Score, ScoreRequest, merge_requests, scores_of
+from stepsaver.engine.score_once import IN_ONE_FORWARD, Prepare, run_once
 from stepsaver.engine.state import Finish, Request, request_key
 from stepsaver.engine.trace import SampleStep, Trace
+from stepsaver.engine.verify import Verifying
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class Engine:
         self,
         model: Transformer,
         *,
-        decode: DecodePolicy | None = None,
+        decode: Policy | None = None,
         reuse: tuple[ReuseRule, ...] = (),
         max_batch: int = BATCH_SIZE,
         decoding: Decoding | None = None,
@@ -74,13 +70,17 @@ class Engine:
         if max_batch < 1:
             raise UsageError(f"batch size {max_batch} is not positive")
         self.model = model
-        self.policy = decode or Threshold()
+        self.policy: Policy = decode or Threshold()
         self.rules = reuse
         self.max_batch = max_batch
         self.decoding = decoding or resolve_decoding(model.config)
         self.checked = checked
         self.observe = observe
         check_rules(reuse, self.decoding, model.config.layers)
+        if isinstance(self.policy, Verified):
+            self.policy.check(self.decoding)
+            if reuse:
+                raise UsageError(f"policy verified runs no step that rule {reuse[0].name} could take work from")
 
     def generate(
         self,
@@ -98,6 +98,8 @@ class Engine:
         tokens so far and may end the sample; `trace` is filled with a record per forward.
         """
         requests = [self._request(place, prompt, max_new_tokens) for place, prompt in enumerate(prompts)]
+        if isinstance(self.policy, Verified) and sampling is not None and not sampling.is_greedy:
+            raise UsageError(f"policy verified decodes greedily: temperature {sampling.temperature} is not 0")
         return self._decode(
             requests, sampling or Sampling(), trace if trace is not None else Trace(), on_step, finished
         )
@@ -110,13 +112,16 @@ class Engine:
         score_stop: bool = False,
         trace: Trace | None = None,
     ) -> Iterator[Score]:
-        """Yields the log-likelihood of each continuation behind its context, as requests finish.
+        """Yields the log-likelihood of each continuation after its context, as requests finish.
 
-        `trajectory` runs the decode loop with its policy and rules; `reference` is the reference's one forward, which
-        scores the first token alone and on which no rule can act. `score_stop` appends the stop token.
+        `trajectory` runs the decode loop with its policy and rules. `reference` and `autoregressive` are one forward,
+        on which no rule can act: the former scores the first token alone, the latter all tokens, by causal rows.
+        `score_stop` appends the stop token.
         """
         if estimator not in ESTIMATORS:
             raise unknown_name("estimator", estimator, ESTIMATORS)
+        if estimator == "trajectory" and isinstance(self.policy, Verified):
+            raise UsageError("verified drafts have the text of autoregressive decoding: score with that estimator")
         checked = [self._score_request(place, each, score_stop) for place, each in enumerate(requests)]
         return self._score(checked, estimator, trace if trace is not None else Trace())
 
@@ -125,10 +130,11 @@ class Engine:
         yield from (Score(i, 0.0, True, 0) for i, request in enumerate(requests) if not request.continuation_ids)
         if not asked:
             return
-        if estimator == "reference":
-            found = self._score_by_reference([requests[index] for index in asked], trace)
+        scored = [requests[index] for index in asked]
+        if estimator in IN_ONE_FORWARD:
+            found = self._score_once(scored, IN_ONE_FORWARD[estimator], trace)
         else:
-            found = self._score_by_trajectory([requests[index] for index in asked], trace)
+            found = self._score_by_trajectory(scored, trace)
         for score in found:
             trace.tokens_scored += len(requests[asked[score.index]].continuation_ids)
             yield replace(score, index=asked[score.index])
@@ -140,22 +146,18 @@ class Engine:
         for sample in decode(decoder, [each.request for each in merged], trace):
             yield from scores_of(merged[sample.index], sample)
 
-    def _score_by_reference(self, requests: list[ScoreRequest], trace: Trace) -> Iterator[Score]:
-        if not self.decoding.stop_ids:
-            raise UsageError("the reference estimator shows a stop token, and this model has none; set the stop id")
+    def _score_once(self, requests: list[ScoreRequest], prepare: Prepare, trace: Trace) -> Iterator[Score]:
         longest = max(len(each.context_ids) + len(each.continuation_ids) + 1 for each in requests)
         memory = self._memory(self.max_batch, longest)
         trace.cache_bytes, trace.places = memory.cache.bytes, self.max_batch
         for start in range(0, len(requests), self.max_batch):
             group = requests[start : start + self.max_batch]
             started = perf_counter()
-            steps = [
-                reference_step(each, slot, self.decoding, self.model.config.layers) for slot, each in enumerate(group)
-            ]
-            found = run_reference(self.model, memory, group, steps, self.decoding.mask_id)
-            trace.add_single_forward(perf_counter() - started, [step.plan for step in steps], start)
-            for place, (loglikelihood, is_greedy) in enumerate(found):
-                yield Score(start + place, loglikelihood, is_greedy, 1)
+            forwards = [prepare(each, slot, self.decoding, self.model.config.layers) for slot, each in enumerate(group)]
+            found = run_once(self.model, memory, forwards, self.decoding.mask_id)
+            trace.add_single_forward(perf_counter() - started, [each.step.plan for each in forwards], start)
+            for index, (loglikelihood, is_greedy) in enumerate(found, start):
+                yield Score(index, loglikelihood, is_greedy, 1)
 
     def _score_request(self, place: int, request: ScoreRequest, score_stop: bool) -> ScoreRequest:
         continuation = request.continuation_ids
@@ -203,16 +205,20 @@ class Engine:
         return Decoder(
             self.model,
             memory,
-            denoise,
+            self._moves(),
             decoding or self.decoding,
-            self.policy,
             self.rules,
             sampling or Sampling(),
             slots,
-            self.checked,
-            on_step,
-            finished,
+            checked=self.checked,
+            on_step=on_step,
+            finished=finished,
         )
+
+    def _moves(self) -> Moves:
+        if isinstance(self.policy, Verified):
+            return Verifying(self.policy)
+        return Denoising(cast(DecodePolicy, self.policy))
 
     def _memory(self, slots: int, positions: int) -> Memory:
         """Caches for `slots` samples of that many positions, in whole blocks."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from stepsaver.engine.prediction import NEXT, Prediction
 from stepsaver.engine.rows import NO_ROWS, Rows, describe, is_subset
 
-Kind = Literal["prefill", "full", "sub", "commit", "reused"]
+Kind = Literal["prefill", "full", "sub", "commit", "reused", "draft", "verify"]
 
 
 class LayerRows(NamedTuple):

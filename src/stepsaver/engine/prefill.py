@@ -8,7 +8,6 @@ import numpy as np
 
 from stepsaver.engine.base_plan import prefill_plan
 from stepsaver.engine.decoder import Decoder, Execution, Turn, execute
-from stepsaver.engine.denoise import open_block
 from stepsaver.engine.packing import Step
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import Sample
@@ -62,7 +61,7 @@ def _hand_on(decoder: Decoder, samples: list[Sample], proposed: Proposals) -> No
         if len(proposed.tokens):
             own = len(sample.request.writer.targets(position))
             scores = proposed.target_scores[0][used : used + own]
-            open_block(decoder, sample, Proposals(proposed.tokens, proposed.confidence, [scores]))
+            decoder.moves.open_block(decoder, sample, Proposals(proposed.tokens, proposed.confidence, [scores]))
             used += own
 
 
@@ -91,4 +90,5 @@ def _context_step(decoder: Decoder, sample: Sample, start: int, stop: int) -> St
         layers=decoder.model.config.layers,
         prediction=decoder.decoding.prediction,
     )
-    return Step(sample.slot, start, np.array(sample.context[start:stop]), decoder.decoding.block_size, plan)
+    block_size = decoder.moves.context_block_size or decoder.decoding.block_size
+    return Step(sample.slot, start, np.array(sample.context[start:stop]), block_size, plan)

@@ -7,23 +7,13 @@ token and that share a context become one sample with several targets.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepsaver.engine.decoding import Decoding
-from stepsaver.engine.forward import Memory, run_step
-from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.packing import Step
-from stepsaver.engine.plan import whole_plan
-from stepsaver.engine.rows import rows_between
-from stepsaver.engine.sampling import Sampling, propose
 from stepsaver.engine.state import Request, Sample, Writer, request_key
 from stepsaver.engine.trace import DENOISING
-
-Estimator = Literal["trajectory", "reference"]
-ESTIMATORS: tuple[Estimator, ...] = ("trajectory", "reference")
 
 
 @dataclass(frozen=True)
@@ -112,29 +102,3 @@ def scores_of(scored: ScoredRequest, sample: Sample) -> Iterator[Score]:
     total = float(sum(each.log_probabilities[0] for each in found))
     is_greedy = all(each.proposed == tokens[0] for each, tokens in zip(found, writer.by_position, strict=True))
     yield Score(answers[0], total, is_greedy, steps)
-
-
-def reference_step(request: ScoreRequest, slot: int, decoding: Decoding, layers: int) -> Step:
-    """The reference's estimator as one forward: the first target token masked, the others and a stop token shown."""
-    length = len(request.context_ids)
-    shown = [*request.context_ids, decoding.mask_id, *request.continuation_ids[1:], decoding.stop_ids[0]]
-    rows = (len(shown) + decoding.block_size - 1) // decoding.block_size * decoding.block_size
-    tokens = np.array(shown + [decoding.mask_id] * (rows - len(shown)), dtype=np.int64)
-    reads = decoding.prediction.readers(rows_between(length, length + 1))
-    plan = whole_plan(
-        "prefill", window=rows_between(0, rows), reads=reads, layers=layers, prediction=decoding.prediction
-    )
-    return Step(slot, 0, tokens, decoding.block_size, plan)
-
-
-def run_reference(
-    model: Transformer, memory: Memory, requests: Sequence[ScoreRequest], steps: Sequence[Step], mask_id: int
-) -> list[tuple[float, bool]]:
-    """Log-likelihood of each request's first target token, and whether it was the arg-max."""
-    logits = run_step(model, memory, steps).logits
-    targets = [request.continuation_ids[:1] for request in requests]
-    proposals = propose(logits, mask_id=mask_id, sampling=Sampling(), targets=targets)
-    return [
-        (float(scores[0]), bool(token == request.continuation_ids[0]))
-        for scores, token, request in zip(proposals.target_scores, proposals.tokens, requests, strict=True)
-    ]

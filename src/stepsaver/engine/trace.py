@@ -7,7 +7,7 @@ from typing import NamedTuple
 from stepsaver.engine.plan import Kind, StepPlan
 from stepsaver.engine.rows import first_row
 
-DENOISING: tuple[Kind, ...] = ("full", "sub", "reused")  # the kinds of denoising steps
+DENOISING: tuple[Kind, ...] = ("full", "sub", "reused", "draft")  # the kinds of denoising steps
 
 
 class SampleStep(NamedTuple):

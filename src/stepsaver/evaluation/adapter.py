@@ -19,7 +19,7 @@ from tqdm import tqdm
 from stepsaver.engine.defaults import NEW_TOKENS
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.score import Estimator
+from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.encoding import Fitted, encode_pair, fit_left
 from stepsaver.evaluation.generation import GenerationJob, generate_answers

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepsaver.engine import registry
+from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.prediction import NEXT, Prediction
 from stepsaver.engine.reuse.rule import ReuseRule
-from stepsaver.engine.score import Estimator
 
 
 class ScoredLengths(NamedTuple):
@@ -57,8 +57,8 @@ def no_second_step(
     score_stop: bool,
 ) -> str | None:
     """Why no block ever takes a second step, or None. Then the decode policy has nothing to choose from, either."""
-    if estimator == "reference":
-        return "the reference estimator is one forward per request, so there is no earlier step to reuse"
+    if estimator != "trajectory":
+        return f"the {estimator} estimator is one forward per request, so there is no earlier step to reuse"
     steps = (most_steps(r, block_size=block_size, prediction=prediction, score_stop=score_stop) for r in requests)
     if all(each <= 1 for each in steps):
         return "no request can take two steps in a block, so there is no earlier step to reuse"

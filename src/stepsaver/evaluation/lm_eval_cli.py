@@ -21,8 +21,8 @@ from stepsaver.engine.decode.policy import parse_policy, policy_text
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.defaults import BATCH_SIZE
 from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.estimators import ESTIMATORS, Estimator
 from stepsaver.engine.reuse.rule import parse_rule
-from stepsaver.engine.score import ESTIMATORS, Estimator
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.embedded import TASKS_FOLDER
 from stepsaver.evaluation.hub_access import reachable_hub

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from stepsaver.engine.decode.policy import DecodePolicy
+from stepsaver.engine.decode.policy import Policy
 from stepsaver.engine.decoding import Decoding, resolve_decoding
 from stepsaver.engine.engine import Engine, choose_device, choose_dtype
 from stepsaver.engine.models.config import ModelConfig, read_config
@@ -41,7 +41,7 @@ class OpenModel:
         with torch.device("meta"):
             return Transformer(self.config).to(self.dtype)
 
-    def engine(self, policy: DecodePolicy, rules: tuple[ReuseRule, ...], *, max_batch: int) -> Engine:
+    def engine(self, policy: Policy, rules: tuple[ReuseRule, ...], *, max_batch: int) -> Engine:
         """Checks the rules against the model, then loads it."""
         check_rules(rules, self.decoding, self.config.layers)
         return Engine(self.load(), decode=policy, reuse=rules, max_batch=max_batch, decoding=self.decoding)

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from stepsaver.engine.engine import Engine
-from stepsaver.engine.score import Estimator, Score, ScoreRequest
+from stepsaver.engine.estimators import Estimator
+from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.encoding import Fitted
 from stepsaver.evaluation.records import RequestKey, RequestRecord

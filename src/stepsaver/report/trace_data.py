@@ -121,13 +121,13 @@ class TraceRecorder:
     def __call__(self, event: StepEvent) -> None:
         proposals = [
             Proposal(row, int(event.proposed[row]), round(float(event.confidence[row]), 3))
-            for row in row_list(event.sample.block.masked | event.revealed)
+            for row in row_list(event.masked)
             if not np.isnan(event.confidence[row])
         ]
         self._seen[event.sample.index].append(
             _Seen(
                 event.plan,
-                event.sample.block.start,
+                event.start,
                 event.tokens.tolist(),
                 event.sub_block,
                 event.changed,

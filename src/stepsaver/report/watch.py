@@ -65,7 +65,7 @@ class Watch:
     def _heading(self, event: StepEvent) -> Text:
         plan, sample = event.plan, event.sample
         return Text(
-            f"sample {sample.index + 1} of {self._samples} · block at position {sample.block.start} · "
+            f"sample {sample.index + 1} of {self._samples} · block at position {event.start} · "
             f"{KINDS[plan.kind]} · {plan.rows} rows · {event.revealed.bit_count()} revealed",
             style="bold",
         )
@@ -135,7 +135,7 @@ def _legend() -> Text:
 def _row_mark(event: StepEvent, row: int, width: int) -> tuple[str, str]:
     if event.revealed >> row & 1:
         return "◆".ljust(width), "bold yellow"
-    if event.sample.block.masked >> row & 1:
+    if event.masked >> row & 1:
         return MASK * width, _confidence_style(float(event.confidence[row]))
     return "·".ljust(width), ""
 

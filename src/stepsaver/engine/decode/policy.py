@@ -24,10 +24,14 @@ class Choice(NamedTuple):
     steps: int = 1
 
 
-class DecodePolicy(Protocol):
-    """A frozen dataclass: its fields are hyper-parameters and identity."""
+class Policy(Protocol):
+    """How a block is decoded. A frozen dataclass: its fields are hyper-parameters and identity."""
 
     name: ClassVar[str]
+
+
+class DecodePolicy(Policy, Protocol):
+    """A policy of block diffusion."""
 
     def choose(self, candidates: Candidates, view: StepView) -> Choice:
         """The rows to reveal, at least one: every step makes progress."""
@@ -40,9 +44,9 @@ def by_confidence(candidates: Candidates) -> list[tuple[int, float]]:
     return sorted(pairs, key=lambda pair: -pair[1])
 
 
-def parse_policy(text: str) -> DecodePolicy:
+def parse_policy(text: str) -> Policy:
     """A policy from `name:field=value,...`."""
-    return cast(DecodePolicy, registry.parse(text, "stepsaver.engine.decode", "policy"))
+    return cast(Policy, registry.parse(text, "stepsaver.engine.decode", "policy"))
 
 
 def policy_text(policy: str | None, threshold: float | None) -> str:

@@ -1,0 +1,306 @@
+"""Verified drafts: the text of autoregressive decoding, whatever is drafted and with whom."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepsaver.engine import verify
+from stepsaver.engine.decode.verified import Verified
+from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.engine import Completion, Engine, Prompt
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.models.load import load_model, random_model
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.sampling import Proposals, Sampling
+from stepsaver.engine.score import ScoreRequest
+from stepsaver.engine.trace import Trace
+from stepsaver.engine.verify import Verifying, best_span
+from stepsaver.evaluation.embedded import MODEL_FOLDER
+from stepsaver.evaluation.tokenizer import TextTokenizer
+from tests.conftest import GOLDEN, SHARED, sharpened, tiny_config
+from tests.engine.golden_cases import read_golden
+from tests.engine.test_hidden_rows import attended
+
+BLOCK = 8
+
+
+def engine_of(model: Transformer, policy: Verified | None = None, *, max_batch: int = 1, **options) -> Engine:
+    decoding = resolve_decoding(model.config, **({"stop_ids": ()} | options))
+    return Engine(model, decode=policy or Verified(), max_batch=max_batch, decoding=decoding, checked=True)
+
+
+def texts(engine: Engine, prompts: list, limit: int, **options) -> list[list[int]]:
+    completions = sorted(engine.generate(prompts, max_new_tokens=limit, **options), key=lambda each: each.index)
+    return [each.ids for each in completions]
+
+
+def autoregressive(model: Transformer, prompts: list, limit: int, **options) -> list[list[int]]:
+    return texts(Engine(model, decoding=decoding_of_one_row(model, **options)), prompts, limit)
+
+
+def decoding_of_one_row(model: Transformer, **options):
+    return resolve_decoding(model.config, **({"stop_ids": ()} | options | {"block_size": 1, "sub_block_size": 1}))
+
+
+policies = st.builds(
+    Verified,
+    span=st.integers(1, 9) | st.just("auto"),
+    context=st.just("causal"),
+    ahead=st.sampled_from(["auto", "always", "never"]),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), min_size=1, max_size=4),
+    policy=policies,
+    max_batch=st.integers(1, 4),
+    stop=st.sampled_from([(), (7,), (3, 40)]),
+    seed=st.integers(0, 3),
+)
+def test_the_text_is_that_of_blocks_of_one_row(
+    lengths: list[tuple[int, int]], policy: Verified, max_batch: int, stop: tuple[int, ...], seed: int
+) -> None:
+    """In float64, on models that know nothing, so that most drafts are wrong; ragged batches, stop tokens, limits."""
+    model = sharpened(random_model(tiny_config(), dtype=torch.float64, seed=seed), factor=12.0)
+    draw = np.random.default_rng(seed)
+    prompts = [Prompt(tuple(draw.integers(3, 60, length).tolist()), max_new_tokens=limit) for length, limit in lengths]
+    found = texts(engine_of(model, policy, max_batch=max_batch, stop_ids=stop), prompts, 0)
+    assert found == autoregressive(model, prompts, 0, stop_ids=stop)
+
+
+@pytest.mark.parametrize("folder", [GOLDEN, SHARED / "golden" / "tied-12", SHARED / "golden" / "untied-28"])
+@pytest.mark.parametrize("policy", [Verified(), Verified(span=5, ahead="always"), Verified(span="auto")])
+def test_golden_checkpoints_write_their_autoregressive_text(folder, policy: Verified) -> None:
+    if not folder.is_dir():
+        pytest.skip("needs the shared folder beside the repository")
+    model = load_model(folder, dtype=torch.float64)
+    prompts = [prompt for case in read_golden(folder)["cases"][:6] for prompt in case["prompts"]]
+    assert texts(engine_of(model, policy, max_batch=4), prompts, 40) == autoregressive(model, prompts, 40)
+
+
+@torch.inference_mode()
+def literal_rows_in_blocks(model: Transformer, prompt: list[int], limit: int) -> list[int]:
+    """One row at a time: causal inside the current block, finished blocks committed as block diffusion does."""
+    text = list(prompt)
+    while len(text) < len(prompt) + limit:
+        size = len(text)
+        blocks = torch.arange(size) // BLOCK
+        mask = blocks[:, None] >= blocks[None]
+        unfinished = size // BLOCK * BLOCK
+        mask[unfinished:] = torch.ones(size, size, dtype=torch.bool).tril()[unfinished:]
+        h, table = model.embedding(torch.tensor(text)), model.rotations(size)
+        for layer in model.layers:
+            q, k, v = layer.attention.project_rotated(h, table)
+            group = model.config.heads // model.config.kv_heads
+            h = h + layer.attention.finish(attended(q, k, v, group, mask))
+            h = h + layer.mlp(h)
+        logits = model.logits(h[-1:])[0]
+        logits[1] = -torch.inf
+        text.append(int(logits.argmax()))
+    return text[len(prompt) :]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    prompt=st.lists(st.integers(3, 60), min_size=1, max_size=20),
+    limit=st.integers(1, 28),
+    span=st.integers(1, 9) | st.just("auto"),
+    ahead=st.sampled_from(["auto", "always", "never"]),
+)
+def test_a_context_of_blocks_equals_one_row_at_a_time(
+    tiny_model: Transformer, prompt: list[int], limit: int, span, ahead
+) -> None:
+    policy = Verified(span, "block", ahead)
+    found = texts(engine_of(tiny_model, policy, max_batch=2), [prompt, prompt[:3]], limit)
+    assert found == [literal_rows_in_blocks(tiny_model, each, limit) for each in (prompt, prompt[:3])]
+
+
+class AlwaysWrong(Verifying):
+    """Drafts that are never right: the worst that a model can do."""
+
+    def take(self, decoder, run, proposals):  # type: ignore[no-untyped-def]
+        wrong = [
+            Proposals((proposed.tokens + 1) % 61, *proposed[1:]) if turn.plan.kind == "draft" else proposed
+            for turn, proposed in zip(run, proposals, strict=True)
+        ]
+        return super().take(decoder, run, wrong)
+
+
+@pytest.mark.parametrize("ahead", ["always", "never"])
+def test_drafts_that_are_always_wrong_make_a_token_a_round(
+    tiny_model: Transformer, ahead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = autoregressive(tiny_model, [(5, 6, 7)], 20)
+    policy = Verified(span=4, ahead=ahead)
+    right = next(iter(engine_of(tiny_model, policy).generate([(5, 6, 7)], max_new_tokens=20)))
+    drafts_that_fail = {"n": 0}
+
+    class Counting(AlwaysWrong):
+        def _accept(self, decoder, run, proposals):  # type: ignore[no-untyped-def]
+            outcomes = super()._accept(decoder, run, proposals)
+            drafts_that_fail["n"] += outcomes[0].revealed == 1
+            return outcomes
+
+    monkeypatch.setattr("stepsaver.engine.engine.Verifying", Counting)
+    wrong = next(iter(engine_of(tiny_model, policy).generate([(5, 6, 7)], max_new_tokens=20)))
+    assert wrong.ids == right.ids == expected[0]
+    rounds = [step for step in wrong.steps if step.kind == "verify"]
+    assert drafts_that_fail["n"] >= 0.5 * len(rounds)  # a token plus one may by chance be the right one
+    assert len(rounds) > sum(step.kind == "verify" for step in right.steps)
+
+
+class LeavesADraftBehind(Verifying):
+    """A fault: what was drafted is believed, and its keys and values are read as if they had been verified."""
+
+    def take(self, decoder, run, proposals):  # type: ignore[no-untyped-def]
+        outcomes = super().take(decoder, run, proposals)
+        draft = self.drafts[run[0].sample.index]
+        if run[0].plan.kind == "draft" and len(draft.tokens) > 1:
+            block = run[0].sample.block
+            first = block.known
+            block.confidence[first : first + 1] = 1.0
+            block.reveal(1 << first, np.array(draft.tokens[:1]))
+            draft.tokens = draft.tokens[1:]
+        return outcomes
+
+
+class KeepsWhatWasRefused(Verifying):
+    """A fault: rows after the first refused token count as verified."""
+
+    def _accept(self, decoder, run, proposals):  # type: ignore[no-untyped-def]
+        outcomes = super()._accept(decoder, run, proposals)
+        if self.drafts[run[0].sample.index].stamps is not None and outcomes[0].revealed < run[0].plan.rows:
+            sample = run[0].sample
+            block = sample.block
+            if block.masked and not sample.is_finished:
+                block.tokens[block.known - 1] = (block.tokens[block.known - 1] + 1) % 60 + 1
+                sample.context[-1:] = [(sample.context[-1] + 1) % 60] if sample.context else []
+        return outcomes
+
+
+@pytest.mark.parametrize("fault", [LeavesADraftBehind, KeepsWhatWasRefused])
+def test_what_a_draft_leaves_behind_is_caught(
+    tiny_model: Transformer, fault: type[Verifying], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepsaver.engine.engine.Verifying", fault)
+    with pytest.raises(AssertionError, match=r"of a draft, or of nothing|another token than the text's"):
+        texts(engine_of(tiny_model, Verified(span=6, ahead="never")), [tuple(range(5, 16))], 28)
+
+
+def test_single_precision_and_its_kernels_give_the_same_text(tiny_model: Transformer) -> None:
+    from copy import deepcopy
+
+    prompts = [(5, 6, 7), tuple(range(10, 26)), (9,), tuple(range(20, 31))]
+    single = deepcopy(tiny_model).float().prepare()
+    for context in ("causal", "block"):
+        policy = Verified(6, context)  # type: ignore[arg-type]
+        assert texts(engine_of(single, policy, max_batch=3), prompts, 30) == texts(
+            engine_of(tiny_model, policy), prompts, 30
+        )
+
+
+def test_the_trace_counts_what_was_run(tiny_model: Transformer) -> None:
+    trace = Trace()
+    engine = engine_of(tiny_model, Verified(span=4, ahead="never"))
+    (completion,) = engine.generate([(5, 6, 7)], max_new_tokens=20, trace=trace)
+    kinds = [step.kind for step in completion.steps]
+    assert kinds[:3] == ["draft", "prefill", "verify"]  # the prompt's first rows run beside the first draft
+    assert set(kinds[3:]) == {"draft", "verify"}
+    revealed = sum(step.revealed for step in completion.steps)
+    assert 20 <= revealed <= 20 + 4
+    assert all(step.rows <= 5 for step in completion.steps)
+
+
+def test_a_verification_carries_the_next_draft() -> None:
+    """Where a model is sure of itself, this halves the forwards; the text stays the same."""
+    model, tokenizer = load_model(MODEL_FOLDER, dtype=torch.float32), TextTokenizer(MODEL_FOLDER)
+    question = "Tom has 12 pens. Tom buys 9 more. Ann has 3 more pens than Tom. How many pens does Ann have?"
+    prompt = tokenizer.encode(tokenizer.chat_prompt([{"role": "user", "content": question}]))
+    found = {}
+    for ahead in ("always", "never"):
+        trace = Trace()
+        engine = Engine(model, decode=Verified(ahead=ahead), checked=True)  # type: ignore[arg-type]
+        found[ahead] = (texts(engine, [prompt], 96, trace=trace), trace.forwards)
+    assert found["always"][0] == found["never"][0]
+    assert found["always"][1] < found["never"][1]
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "forward_rows", "least", "most"),
+    [(0.99, 100.0, 20, 32), (0.5, 1.0, 1, 3), (0.9, 16.0, 6, 20), (0.0, 5.0, 1, 1)],
+)
+def test_spans_follow_acceptance_and_cost(acceptance: float, forward_rows: float, least: int, most: int) -> None:
+    assert least <= best_span(acceptance, forward_rows, 32) <= most
+
+
+def test_stop_strings_end_a_sample_after_a_round(tiny_model: Transformer) -> None:
+    seen: list[list[int]] = []
+
+    def finished(ids: list[int]) -> bool:
+        seen.append(ids)
+        return len(ids) >= 9
+
+    (ids,) = texts(engine_of(tiny_model, Verified(span=3)), [(5, 6, 7)], 60, finished=finished)
+    assert 9 <= len(ids) <= 9 + 3
+    assert ids == autoregressive(tiny_model, [(5, 6, 7)], len(ids))[0]
+    assert all(one == two[: len(one)] for one, two in pairwise(seen))  # nothing is taken back
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 1, "sub_block_size": 1}, "blocks of one row have none"),
+        ({"prefix_cache": False}, "they are off"),
+        ({"block_cache": False}, "they are off"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(tiny_model: Transformer, options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        engine_of(tiny_model, **options)
+
+
+def test_rules_temperature_and_trajectories_are_refused(tiny_model: Transformer) -> None:
+    with pytest.raises(UsageError, match="rule trim could take work from"):
+        Engine(tiny_model, decode=Verified(), reuse=(parse_rule("trim"),))
+    with pytest.raises(UsageError, match="decodes greedily"):
+        engine_of(tiny_model).generate([(5,)], max_new_tokens=1, sampling=Sampling(temperature=1.0))
+    with pytest.raises(UsageError, match="score with that estimator"):
+        engine_of(tiny_model).score([ScoreRequest((5,), (6,))])
+    with pytest.raises(UsageError, match="span 0 is not positive"):
+        Verified(span=0)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    requests=st.lists(
+        st.tuples(st.lists(st.integers(3, 60), min_size=1, max_size=14), st.lists(st.integers(3, 60), max_size=9)),
+        min_size=1,
+        max_size=5,
+    ),
+    max_batch=st.integers(1, 3),
+)
+def test_the_autoregressive_estimator_scores_row_by_row(tiny_model: Transformer, requests, max_batch: int) -> None:
+    """Against blocks of one row, whose trajectory is the same text one token at a time."""
+    asked = [ScoreRequest(tuple(context), tuple(continuation)) for context, continuation in requests]
+    by_index = lambda score: score.index  # noqa: E731
+    found = sorted(engine_of(tiny_model, max_batch=max_batch).score(asked, estimator="autoregressive"), key=by_index)
+    rows = Engine(tiny_model, decoding=decoding_of_one_row(tiny_model))
+    for one, other in zip(found, sorted(rows.score(asked), key=by_index), strict=True):
+        assert one.loglikelihood == pytest.approx(other.loglikelihood, abs=1e-9)
+        assert one.is_greedy == other.is_greedy
+
+
+def completions(engine: Engine) -> list[Completion]:
+    return list(engine.generate([(5, 6)], max_new_tokens=4))
+
+
+def test_nothing_of_a_decode_is_left_for_the_next(tiny_model: Transformer) -> None:
+    engine = engine_of(tiny_model)
+    assert [each.ids for each in completions(engine)] == [each.ids for each in completions(engine)]
+    assert verify.Verifying(Verified()).drafts == {}
