@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ class Outcome(NamedTuple):
 
     revealed: int
     event: StepEvent | None = None
+    guess: Literal["right", "wrong"] | None = None  # of a step that was run before its block's first token was known
 
 
 class Moves(Protocol):
@@ -89,6 +90,19 @@ class Decoder:
     checked: bool = False  # prove before each step that nothing stale is read
     on_step: Callable[[StepEvent], None] | None = None
     finished: Callable[[list[int]], bool] | None = None
+
+    @property
+    def joins_prefill(self) -> bool:
+        return self.decoding.joins_prefill and self._can_join
+
+    @property
+    def joins_commits(self) -> bool:
+        return self.decoding.joins_commits and self._can_join
+
+    @property
+    def _can_join(self) -> bool:
+        """A block's deltas lie where those of the block before it did, so two blocks cannot run at once with them."""
+        return self.decoding.prefix_cache and self.memory.deltas is None
 
 
 class Turn(NamedTuple):
@@ -138,7 +152,7 @@ def execute(decoder: Decoder, turns: list[Turn], targets: list[tuple[int, ...]] 
     final = list(turns)
     for index, step in zip(running, output.steps, strict=True):
         final[index] = turns[index]._replace(step=step)
-    proposals = _propose(decoder, final, output.logits, _targets_of(final) if targets is None else targets)
+    proposals = _propose(decoder, final, output.logits, targets_of(final) if targets is None else targets)
     if output.drift is not None:
         _note_drift(blocks, output.steps, output.drift)
     executed = output.executed
@@ -155,7 +169,7 @@ def _propose(decoder: Decoder, turns: list[Turn], logits: Tensor, targets: list[
             mask_id=decoder.decoding.mask_id,
             sampling=decoder.sampling,
             uniforms=uniforms,
-            targets=targets,
+            targets=targets if any(targets) else [],
         )
     except NonFiniteLogits as error:
         raise _named(error, turns, reads) from None
@@ -170,10 +184,9 @@ def _propose(decoder: Decoder, turns: list[Turn], logits: Tensor, targets: list[
     ]
 
 
-def _targets_of(turns: list[Turn]) -> list[tuple[int, ...]]:
-    """The tokens to be scored for each row that is read; an empty list if there are none at all."""
-    targets = [turn.sample.request.writer.targets(position) for turn, position in _predicted_positions(turns)]
-    return targets if any(targets) else []
+def targets_of(turns: list[Turn]) -> list[tuple[int, ...]]:
+    """The tokens to be scored for each row that is read."""
+    return [turn.sample.request.writer.targets(position) for turn, position in _predicted_positions(turns)]
 
 
 def _predicted_positions(turns: list[Turn]) -> Iterator[tuple[Turn, int]]:

@@ -1,11 +1,17 @@
 """How a model is decoded: the parameters of section "decoding" in every result, checked once."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.prediction import PREDICTIONS, Prediction, Predicts
+
+# Which forwards are run as one. `auto`: a prefill and the first step, which costs nothing; a commit and the next step
+# where somebody has measured that it pays (`joins_pay`).
+Join = Literal["auto", "none", "prefill", "commit", "all"]
+JOINS: tuple[Join, ...] = get_args(Join)
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,8 @@ class Decoding:
     prefix_cache: bool = True
     block_cache: bool = True
     predicts: Predicts = "next"
+    joins_prefill: bool = False  # a prefill and the first step of the first block run in one forward
+    joins_commits: bool = False  # and so do a commit and the first step of the next block, whose opening is guessed
 
     @property
     def prediction(self) -> Prediction:
@@ -33,6 +41,7 @@ def resolve_decoding(
     stop_ids: tuple[int, ...] | None = None,
     prefix_cache: bool = Decoding.prefix_cache,
     block_cache: bool = Decoding.block_cache,
+    join: Join = "auto",
 ) -> Decoding:
     """Fills what the caller left open from the checkpoint's configuration and the architecture. Nothing is guessed."""
     architecture = architecture_named(config.architecture)
@@ -57,7 +66,18 @@ def resolve_decoding(
     for stop in stops:
         if not 0 <= stop < config.vocab:
             raise UsageError(f"stop id {stop} is outside the vocabulary of {config.vocab}")
-    return Decoding(block, sub_block, mask, tuple(stops), config.bos_id, prefix_cache, block_cache, config.predicts)
+    return Decoding(
+        block,
+        sub_block,
+        mask,
+        tuple(stops),
+        config.bos_id,
+        prefix_cache,
+        block_cache,
+        config.predicts,
+        joins_prefill=join in ("auto", "prefill", "all"),
+        joins_commits=join in ("commit", "all"),
+    )
 
 
 def _usual_sub_block(block_size: int, usual: int | None) -> int:

@@ -5,14 +5,17 @@ from typing import ClassVar
 
 import numpy as np
 
+from stepsaver.engine.base_plan import opening_readers
 from stepsaver.engine.checks import assert_current
 from stepsaver.engine.decode.policy import Candidates, DecodePolicy
 from stepsaver.engine.decoder import Decoder, Outcome, StepEvent, Turn, view_of
 from stepsaver.engine.packing import Step
+from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.reuse.rule import plan_commit, plan_step
 from stepsaver.engine.rows import row_list
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import BlockState, Ending, Request, Sample, ending_of, new_block
+from stepsaver.engine.view import StepView
 
 
 def join_in_blocks(decoder: Decoder, index: int, request: Request, slot: int) -> Sample:
@@ -43,7 +46,12 @@ def _new_block(decoder: Decoder, request: Request, start: int, given: tuple[int,
 
 @dataclass(frozen=True)
 class Denoising:
-    """Which rows a step reveals is the policy's choice; what it computes, the rules'."""
+    """Which rows a step reveals is the policy's choice; what it computes, the rules'.
+
+    Where commits are joined, a commit's forward also runs the next block's first step, its first token guessed from
+    what the last step read of the block's last row. The commit itself says whether the guess was right; if not, the
+    step is run again. Either way the tokens are those of separate forwards.
+    """
 
     policy: DecodePolicy
     context_block_size: ClassVar[int | None] = None
@@ -55,19 +63,54 @@ class Denoising:
         open_block(decoder, sample, proposed)
 
     def turns(self, decoder: Decoder, sample: Sample) -> list[Turn]:
-        """The sample's next step: a denoising step, or the commit of a block without rows to reveal."""
-        block, view = sample.block, view_of(decoder, sample.block)
-        plan = plan_step(view, decoder.rules) if block.masked & ~block.sealed else plan_commit(view, decoder.rules)
-        if decoder.checked:
-            assert_current(plan, view)
-        return [Turn(sample, block, Step(sample.slot, block.start, block.tokens, block.size, plan), view)]
+        """A denoising step, or the commit of a block without rows to reveal, maybe with the next block's first step."""
+        block = sample.block
+        if block.masked & ~block.sealed:
+            return [self._denoise(decoder, sample, block)]
+        view = view_of(decoder, block)
+        turns = [_turn(decoder, sample, block, view, plan_commit(view, decoder.rules))]
+        if decoder.joins_commits:
+            following = self._guessed_block(decoder, sample)
+            turns += [] if following is None else [self._denoise(decoder, sample, following)]
+        return turns
+
+    def _denoise(self, decoder: Decoder, sample: Sample, block: BlockState) -> Turn:
+        view = view_of(decoder, block)
+        plan = plan_step(view, decoder.rules)
+        if decoder.joins_commits and view.candidates == block.masked and not plan.is_empty:
+            plan = plan.also_reading(opening_readers(block.size, view.prediction))
+        return _turn(decoder, sample, block, view, plan)
+
+    def _guessed_block(self, decoder: Decoder, sample: Sample) -> BlockState | None:
+        """The block after the one that is committed, as it will be if the guess is right; None: there is none."""
+        block, writer = sample.block, sample.request.writer
+        start = block.start + block.size
+        given: tuple[int, ...] = ()
+        if decoder.decoding.prediction.opens_blocks:
+            wanted = writer.targets(start)[:1] or (() if block.opening is None else (block.opening,))
+            if not wanted or wanted[0] in decoder.decoding.stop_ids:
+                return None
+            given = wanted
+        following = _new_block(decoder, sample.request, start, given)
+        is_needed = start + len(given) < sample.request.end and following.masked & ~following.sealed
+        return following if is_needed else None
 
     def take(self, decoder: Decoder, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
         """Does with the proposals what the steps were for."""
-        (turn,), (proposed,) = run, proposals
-        if turn.plan.kind == "commit":
-            return [commit(decoder, turn, proposed)]
-        return [self._reveal(decoder, turn, proposed)]
+        if run[0].plan.kind != "commit":
+            return [self._reveal(decoder, run[0], proposals[0])]
+        outcomes = [commit(decoder, run[0], proposals[0])]
+        for turn, proposed in zip(run[1:], proposals[1:], strict=True):
+            outcomes.append(self._follow(decoder, turn, proposed))
+        return outcomes
+
+    def _follow(self, decoder: Decoder, turn: Turn, proposed: Proposals) -> Outcome:
+        """Goes on with the guessed block if it is the one that opened."""
+        sample = turn.sample
+        if sample.is_finished or not np.array_equal(sample.block.tokens, turn.block.tokens):
+            return Outcome(0, guess="wrong")
+        sample.block = turn.block
+        return self._reveal(decoder, turn, proposed)._replace(guess="right")
 
     def _reveal(self, decoder: Decoder, turn: Turn, proposed: Proposals) -> Outcome:
         """Lets the policy choose among the proposals, fresh or standing, and puts tokens into the chosen rows."""
@@ -90,6 +133,12 @@ class Denoising:
             made = (block.proposed, block.confidence, chosen)
             event = StepEvent(sample, turn.plan, block.start, view.sub_block, *before, *made)
         return Outcome(chosen.bit_count(), event)
+
+
+def _turn(decoder: Decoder, sample: Sample, block: BlockState, view: StepView, plan: StepPlan) -> Turn:
+    if decoder.checked:
+        assert_current(plan, view)
+    return Turn(sample, block, Step(sample.slot, block.start, block.tokens, block.size, plan), view)
 
 
 def commit(decoder: Decoder, turn: Turn, proposed: Proposals) -> Outcome:

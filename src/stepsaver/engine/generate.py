@@ -24,8 +24,7 @@ def decode(decoder: Decoder, requests: Iterable[Request], trace: Trace) -> Itera
         joining = [
             decoder.moves.join(decoder, *waiting.popleft(), free.pop()) for _ in range(min(len(free), len(waiting)))
         ]
-        for started, execution in prefill(decoder, [sample for sample in joining if not sample.is_finished]):
-            outcomes = [Outcome(revealed=len(proposed.tokens)) for proposed in execution.proposals]
+        for started, execution, outcomes in prefill(decoder, [each for each in joining if not each.is_finished]):
             _record(decoder, trace, execution, outcomes, started=started, waiting=len(waiting))
         active += joining
         running = [sample for sample in active if not sample.is_finished]
@@ -50,19 +49,21 @@ def _tick(decoder: Decoder, samples: list[Sample], trace: Trace, *, waiting: int
         mine = slice(len(outcomes), len(outcomes) + len(turns))
         outcomes += decoder.moves.take(decoder, execution.turns[mine], execution.proposals[mine])
     _record(decoder, trace, execution, outcomes, started=started, waiting=waiting)
-    for outcome in outcomes:  # after the record: the time of those who watch is not the decode's
-        if decoder.on_step and outcome.event:
-            decoder.on_step(outcome.event)
 
 
 def _record(
     decoder: Decoder, trace: Trace, execution: Execution, outcomes: list[Outcome], *, started: float, waiting: int
 ) -> None:
-    """Writes down what a forward executed, for the trace and for each sample."""
+    """Writes down what a forward executed, for the trace, for each sample, and for those who watch."""
     entries = tuple(_entry(decoder, *each) for each in zip(execution.turns, outcomes, strict=True))
     for turn, entry in zip(execution.turns, entries, strict=True):
         turn.sample.steps.append(entry)
     trace.add(ForwardRecord(perf_counter() - started, execution.seconds, execution.layers, entries, waiting))
+    trace.guesses_right += sum(outcome.guess == "right" for outcome in outcomes)
+    trace.guesses_wrong += sum(outcome.guess == "wrong" for outcome in outcomes)
+    for outcome in outcomes:  # after the record: the time of those who watch is not the decode's
+        if decoder.on_step and outcome.event:
+            decoder.on_step(outcome.event)
 
 
 def _entry(decoder: Decoder, turn: Turn, outcome: Outcome) -> SampleStep:

@@ -132,6 +132,10 @@ class StepPlan:
         """The plan without the rows outside `rows`. Rows left out keep the keys and values that they have."""
         return self if is_subset(self.window, rows) else _within(self, self.window & rows)
 
+    def also_reading(self, rows: Rows) -> "StepPlan":
+        """The plan that reads some rows of its window more, the only plan with more work than the one before it."""
+        return self if is_subset(self.window & rows, self.reads) else _also_reading(self, self.window & rows)
+
     def hiding(self, rows: Rows) -> "StepPlan":
         """The plan of a block that ends before `rows`, its last ones: they are neither computed nor attended to."""
         return self if is_subset(rows, self.hidden) else _hiding(self, self.hidden | rows)
@@ -145,6 +149,13 @@ def _within(plan: StepPlan, rows: Rows) -> StepPlan:
     if kind == "sub" and not rows:
         kind = "reused"
     return _cut(plan, rows, kind, plan.hidden)
+
+
+@lru_cache(maxsize=4096)
+def _also_reading(plan: StepPlan, rows: Rows) -> StepPlan:
+    attention, keys_values, mlp = plan.layers[-1]
+    last = LayerRows(attention | rows, keys_values, mlp | rows)
+    return replace(plan, reads=plan.reads | rows, layers=(*plan.layers[:-1], last))
 
 
 @lru_cache(maxsize=4096)

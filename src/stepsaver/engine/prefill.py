@@ -3,11 +3,12 @@
 from collections import deque
 from collections.abc import Iterator
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
 from stepsaver.engine.base_plan import prefill_plan
-from stepsaver.engine.decoder import Decoder, Execution, Turn, execute
+from stepsaver.engine.decoder import Decoder, Execution, Outcome, Turn, execute, targets_of
 from stepsaver.engine.packing import Step
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import Sample
@@ -15,8 +16,14 @@ from stepsaver.engine.state import Sample
 PREFILL_ROWS = 2048  # of one forward; bounds its memory, longer prompts take several
 
 
-def prefill(decoder: Decoder, samples: list[Sample]) -> Iterator[tuple[float, Execution]]:
-    """Runs the contexts of new samples and opens their blocks. Yields each forward and when it was started."""
+class PrefillForward(NamedTuple):
+    started: float
+    execution: Execution
+    outcomes: list[Outcome]
+
+
+def prefill(decoder: Decoder, samples: list[Sample]) -> Iterator[PrefillForward]:
+    """Runs the contexts of new samples and opens their blocks; where that is wanted, with their first steps."""
     shared = _share_contexts([sample for sample in samples if _needs_prefill(decoder, sample)])
     size = decoder.decoding.block_size
     todo = deque((followers[0], 0) for followers in shared.values())
@@ -31,12 +38,29 @@ def prefill(decoder: Decoder, samples: list[Sample]) -> Iterator[tuple[float, Ex
             room -= stop - start
             if stop < len(sample.context):
                 todo.appendleft((sample, stop))
-        served = [shared[turn.sample.slot] for turn in turns if turn.plan.reads]
-        execution = execute(decoder, turns, [_first_targets(samples) for samples in served])
-        for turn, proposed in zip(turns, execution.proposals, strict=True):
+        contexts = len(turns)
+        targets = [_first_targets(shared[turn.sample.slot]) for turn in turns if turn.plan.reads]
+        joined = [decoder.moves.turns(decoder, turn.sample) for turn in turns if _joins(decoder, turn, shared)]
+        turns += [each for steps in joined for each in steps]
+        execution = execute(decoder, turns, targets + targets_of(turns[contexts:]))
+        outcomes = [Outcome(revealed=len(proposed.tokens)) for proposed in execution.proposals[:contexts]]
+        for turn, proposed in zip(turns[:contexts], execution.proposals, strict=False):
             if turn.step.start + len(turn.step.tokens) == len(turn.sample.context):
                 _hand_on(decoder, shared[turn.sample.slot], proposed)
-        yield started, execution
+        for steps in joined:
+            mine = slice(len(outcomes), len(outcomes) + len(steps))
+            outcomes += decoder.moves.take(decoder, execution.turns[mine], execution.proposals[mine])
+        yield PrefillForward(started, execution, outcomes)
+
+
+def _joins(decoder: Decoder, turn: Turn, shared: dict[int, list[Sample]]) -> bool:
+    """Whether a sample takes its first step beside the end of its context: nothing of it may still be unknown."""
+    return (
+        decoder.joins_prefill
+        and turn.step.start + len(turn.step.tokens) == len(turn.sample.context)
+        and not turn.plan.reads
+        and len(shared[turn.sample.slot]) == 1
+    )
 
 
 def _share_contexts(samples: list[Sample]) -> dict[int, list[Sample]]:

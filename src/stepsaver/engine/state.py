@@ -115,6 +115,7 @@ class BlockState:
     steps: int = 0  # denoising steps so far, full, sub and reused
     steps_in_sub_block: int = 0
     target_scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of rows with targets
+    opening: int | None = None  # what the last step would open the next block with
     drift_since_full: float = 0.0  # mean drift of the rows recomputed in each step since the last full one, added up
 
     @property
@@ -128,10 +129,13 @@ class BlockState:
 
     def note(self, rows: Rows, proposed: Proposals) -> None:
         """Keeps what a step proposed for some rows."""
-        index = row_index(rows)
-        self.proposed[index] = proposed.tokens
-        self.confidence[index] = proposed.confidence
-        self.target_scores.update(zip(index.tolist(), proposed.target_scores, strict=True))
+        index = row_index(rows & rows_between(0, self.size))
+        count = len(index)
+        self.proposed[index] = proposed.tokens[:count]
+        self.confidence[index] = proposed.confidence[:count]
+        self.target_scores.update(zip(index.tolist(), proposed.target_scores[:count], strict=True))
+        if count < len(proposed.tokens):  # the row after the last one
+            self.opening = int(proposed.tokens[count])
 
     def noted(self, row: int) -> tuple[int, NDArray[np.float64]]:
         """The token last proposed for a row, and the scores of its targets."""

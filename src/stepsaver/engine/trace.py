@@ -56,6 +56,8 @@ class Trace:
     samples: int = 0
     cache_bytes: int = 0
     places: int = 0
+    guesses_right: int = 0  # of tokens that open a block, where commits are joined
+    guesses_wrong: int = 0
 
     def add(self, record: ForwardRecord) -> None:
         """Every forward goes through here, when its time has been taken."""
@@ -82,7 +84,8 @@ class Trace:
 
     @property
     def prefill_seconds(self) -> float:
-        return sum(record.seconds for record in self.records if _is_prefill(record))
+        """A forward that prefills and does more is divided by the row-layers of its MLPs, most of its operations."""
+        return sum(record.seconds * _prefill_share(record) for record in self.records)
 
     @property
     def forwards(self) -> int:
@@ -93,6 +96,11 @@ class Trace:
         """The share of the batch's places that were in use while samples waited."""
         busy = [len(r.entries) for r in self.records if r.waiting and not _is_prefill(r)]
         return sum(busy) / (len(busy) * self.places) if busy else 1.0
+
+
+def _prefill_share(record: ForwardRecord) -> float:
+    prefilled = sum(entry.mlp_run for entry in record.entries if entry.kind == "prefill")
+    return prefilled / sum(entry.mlp_run for entry in record.entries) if prefilled else 0.0
 
 
 def _is_prefill(record: ForwardRecord) -> bool:

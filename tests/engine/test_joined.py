@@ -1,0 +1,165 @@
+"""Forwards that are run as one: the same tokens, fewer forwards, and a wrong guess costs a step and nothing else."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.decode.threshold import Threshold
+from stepsaver.engine.decode.verified import Verified
+from stepsaver.engine.decoding import JOINS, resolve_decoding
+from stepsaver.engine.engine import Completion, Engine, Prompt
+from stepsaver.engine.models.load import random_model
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.score import ScoreRequest
+from stepsaver.engine.state import BlockState
+from stepsaver.engine.trace import Trace
+from tests.conftest import sharpened, tiny_config
+
+RULES = [
+    (),
+    ("previous_row", "trim"),
+    ("near_rows",),
+    ("light_commit:settle=0",),
+    ("previous_row", "trim", "near_rows", "light_commit"),
+    ("layer_reuse:k=2,mode=output",),
+    ("layer_reuse:k=2,mode=delta",),  # keeps deltas, so that nothing is joined
+]
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Transformer]:
+    own = {"architecture": "SDARForCausalLM", "predicts": "self", "head_norms": True, "qkv_bias": False}
+    return {
+        "next": sharpened(random_model(tiny_config(), dtype=torch.float64, seed=5)),
+        "self": sharpened(random_model(tiny_config(**own), dtype=torch.float64, seed=3)),
+    }
+
+
+def engine_of(model: Transformer, join: str, rules: tuple[str, ...] = (), **options: Any) -> Engine:
+    policy = options.pop("policy", Threshold(options.pop("threshold", 0.6)))
+    max_batch = options.pop("max_batch", 1)
+    decoding = resolve_decoding(model.config, join=join, **({"sub_block_size": 4, "stop_ids": ()} | options))  # type: ignore[arg-type]
+    rules_made = tuple(map(parse_rule, rules))
+    return Engine(model, decode=policy, reuse=rules_made, max_batch=max_batch, decoding=decoding, checked=True)
+
+
+def decoded(engine: Engine, prompts: list, trace: Trace | None = None) -> list[Completion]:
+    return sorted(engine.generate(prompts, max_new_tokens=0, trace=trace), key=lambda each: each.index)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(["next", "self"]),
+    rules=st.sampled_from(RULES),
+    join=st.sampled_from([each for each in JOINS if each != "none"]),
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), min_size=1, max_size=4),
+    threshold=st.sampled_from([0.3, 0.7, 1.0]),
+    stop=st.sampled_from([(), (7, 40)]),
+    max_batch=st.integers(1, 3),
+)
+def test_joined_forwards_write_the_same_text(models, kind, rules, join, lengths, threshold, stop, max_batch) -> None:
+    """In float64: every kind of model, rules, ragged batches, stop tokens and limits."""
+    if kind == "self":
+        rules = tuple(rule for rule in rules if not rule.startswith("previous_row"))
+    prompts = [
+        Prompt(tuple(3 + (7 * index + length) % 57 for index in range(length)), max_new_tokens=limit)
+        for length, limit in lengths
+    ]
+    options = {"threshold": threshold, "stop_ids": stop, "max_batch": max_batch}
+    plain, joined = Trace(), Trace()
+    expected = decoded(engine_of(models[kind], "none", rules, **options), prompts, plain)
+    found = decoded(engine_of(models[kind], join, rules, **options), prompts, joined)
+    assert [(each.ids, each.finish) for each in found] == [(each.ids, each.finish) for each in expected]
+    assert plain.guesses_right == plain.guesses_wrong == 0
+    wasted = joined.guesses_wrong
+    for ours, theirs in zip(found, expected, strict=True):  # an entry per kind, as without; and one per wrong guess
+        assert len(ours.steps) <= len(theirs.steps) + wasted
+        assert sum(step.revealed for step in ours.steps) == sum(step.revealed for step in theirs.steps)
+    if max_batch == 1:
+        assert joined.forwards <= plain.forwards
+
+
+def test_a_prefill_carries_the_first_step(models) -> None:
+    trace = Trace()
+    (completion,) = decoded(engine_of(models["next"], "prefill"), [Prompt(tuple(range(5, 18)), None, 10)], trace)
+    assert [entry.kind for entry in trace.records[0].entries] == ["prefill", "full"]
+    assert 0 < trace.prefill_seconds < trace.records[0].seconds
+    assert [step.kind for step in completion.steps[:2]] == ["prefill", "full"]
+
+
+def test_a_context_that_opens_the_block_cannot_be_joined(models) -> None:
+    trace = Trace()
+    decoded(engine_of(models["next"], "prefill"), [Prompt(tuple(range(5, 21)), None, 10)], trace)
+    assert [entry.kind for entry in trace.records[0].entries] == ["prefill"]
+    decoded(engine_of(models["self"], "prefill"), [Prompt(tuple(range(5, 21)), None, 10)], trace := Trace())
+    assert [entry.kind for entry in trace.records[0].entries] == ["prefill", "full"]
+
+
+def test_commits_are_joined_and_guesses_counted(models) -> None:
+    trace, plain = Trace(), Trace()
+    prompts = [Prompt((5, 6, 7), None, 45)]
+    decoded(engine_of(models["next"], "commit"), prompts, trace)
+    decoded(engine_of(models["next"], "none"), prompts, plain)
+    assert trace.guesses_right + trace.guesses_wrong >= 4
+    assert trace.forwards == plain.forwards - trace.guesses_right
+    # a model whose rows predict themselves has nothing to guess
+    decoded(engine_of(models["self"], "commit"), prompts, trace := Trace())
+    assert trace.guesses_wrong == 0 < trace.guesses_right
+
+
+def test_a_wrong_guess_repeats_the_step(models, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [Prompt((5, 6, 7), None, 45)]
+    expected = decoded(engine_of(models["next"], "none"), prompts)
+    original = BlockState.note
+
+    def wrong(self: BlockState, rows, proposed) -> None:
+        original(self, rows, proposed)
+        if self.opening is not None:
+            self.opening = (self.opening + 1) % 50 + 3
+
+    monkeypatch.setattr(BlockState, "note", wrong)
+    trace = Trace()
+    found = decoded(engine_of(models["next"], "commit"), prompts, trace)
+    assert found[0].ids == expected[0].ids
+    assert trace.guesses_right == 0 < trace.guesses_wrong
+    assert len(found[0].steps) == len(expected[0].steps) + trace.guesses_wrong
+
+
+@pytest.mark.parametrize("kind", ["next", "self"])
+def test_scores_are_the_same_and_never_guessed_wrong(models, kind: str) -> None:
+    requests = [
+        ScoreRequest(tuple(range(5, 5 + length)), tuple(range(20, 20 + count)))
+        for length, count in ((3, 1), (11, 14), (8, 9), (16, 20))
+    ]
+    trace = Trace()
+    joined = sorted(engine_of(models[kind], "all", max_batch=2).score(requests, trace=trace), key=lambda s: s.index)
+    plain = sorted(engine_of(models[kind], "none").score(requests), key=lambda s: s.index)
+    for one, other in zip(joined, plain, strict=True):
+        assert one.loglikelihood == pytest.approx(other.loglikelihood, abs=1e-9)
+        assert one.is_greedy == other.is_greedy
+    assert trace.guesses_wrong == 0 < trace.guesses_right
+
+
+def test_verified_drafts_begin_beside_the_prefill(models) -> None:
+    prompts = [Prompt(tuple(range(5, 18)), None, 20)]
+    found = {}
+    for join in ("none", "all"):
+        trace = Trace()
+        decoding = resolve_decoding(models["next"].config, stop_ids=(), join=join)  # type: ignore[arg-type]
+        engine = Engine(models["next"], decode=Verified(), decoding=decoding, checked=True)
+        found[join] = (decoded(engine, prompts, trace)[0].ids, trace.forwards)
+    assert found["all"][0] == found["none"][0]
+    assert found["all"][1] == found["none"][1] - 1
+
+
+def test_policies_with_steps_of_their_own_join_too(models) -> None:
+    for text in ("forced:k=3", "fixed:rows=3", "quota:steps=3"):
+        options = {"policy": parse_policy(text)}
+        prompts = [Prompt(tuple(range(5, 18)), None, 30)]
+        joined = decoded(engine_of(models["next"], "all", **options), prompts)
+        assert joined[0].ids == decoded(engine_of(models["next"], "none", **options), prompts)[0].ids
