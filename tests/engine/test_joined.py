@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.decode.verified import Verified
-from stepsaver.engine.decoding import JOINS, resolve_decoding
+from stepsaver.engine.decoding import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
+from stepsaver.engine.joins import JOINS, resolve_joins
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.reuse.rule import parse_rule
@@ -163,3 +164,11 @@ def test_policies_with_steps_of_their_own_join_too(models) -> None:
         prompts = [Prompt(tuple(range(5, 18)), None, 30)]
         joined = decoded(engine_of(models["next"], "all", **options), prompts)
         assert joined[0].ids == decoded(engine_of(models["next"], "none", **options), prompts)[0].ids
+
+
+@pytest.mark.parametrize(
+    ("forward_rows", "batch_size", "expected"),
+    [(None, 1, (True, False)), (40.0, 1, (True, True)), (40.0, 32, (True, False)), (1.0, 1, (True, False))],
+)
+def test_auto_joins_commits_where_the_machine_says_so(forward_rows, batch_size: int, expected) -> None:
+    assert resolve_joins("auto", forward_rows=forward_rows, batch_size=batch_size, block_size=32) == expected

@@ -20,6 +20,7 @@ from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.engine import Engine
+from stepsaver.engine.joins import Joins, resolve_joins
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
@@ -69,10 +70,18 @@ class Session:
     def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:
         policy = parse_policy(config.policy or experiment.spec.decoding.policy)
         caches = {name: value for name in CACHES if (value := getattr(config, name)) is not None}
-        decoding = replace(self.decoding, **caches)
+        joins = self._joins(experiment, config)
+        decoding = replace(
+            self.decoding, joins_prefill=joins.joins_prefill, joins_commits=joins.joins_commits, **caches
+        )
         return Engine(
             self.model, decode=policy, reuse=config.reuse_rules(), max_batch=self.batch_size, decoding=decoding
         )
+
+    def _joins(self, experiment: Experiment, config: ConfigSpec) -> Joins:
+        join = config.join or experiment.spec.decoding.join
+        size = self.decoding.block_size
+        return resolve_joins(join, batch_size=self.batch_size, block_size=size)
 
 
 def open_session(
@@ -89,6 +98,7 @@ def open_session(
         mask_id=spec.decoding.mask_id,
         prefix_cache=spec.decoding.prefix_cache,
         block_cache=spec.decoding.block_cache,
+        join=spec.decoding.join,
     )
     tokenizer = opened.tokenizer  # a folder without one is said before the weights are read
     model_hash = folder_hash(opened.folder)

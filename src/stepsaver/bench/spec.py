@@ -16,6 +16,7 @@ from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.estimators import Estimator
+from stepsaver.engine.joins import Join
 from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
 
 FILE = "experiment.yaml"
@@ -93,6 +94,7 @@ class ConfigSpec(WithPolicy):
     policy: str | None = None
     prefix_cache: bool | None = None
     block_cache: bool | None = None
+    join: Join | None = None
 
     def reuse_rules(self) -> tuple[ReuseRule, ...]:
         return tuple(map(parse_rule, self.rules))
@@ -108,6 +110,7 @@ class Grid(Strict):
     threshold: str | float | None = None
     prefix_cache: str | bool | None = None
     block_cache: str | bool | None = None
+    join: str | None = None
 
     def configs(self) -> list[ConfigSpec]:
         patterns = self.model_dump(exclude={"grid"}, exclude_none=True)
@@ -142,6 +145,7 @@ class DecodingSpec(WithPolicy):
     mask_id: int | None = None
     prefix_cache: bool = Decoding.prefix_cache
     block_cache: bool = Decoding.block_cache
+    join: Join = "auto"
     max_new_tokens: int = NEW_TOKENS  # where a task sets no limit
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepsaver.engine.defaults import BATCH_SIZE, THRESHOLD
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.joins import JOINS
 
 if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
     from stepsaver.engine.engine import Engine
@@ -38,6 +39,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     decoding.add_argument("--stop-id", type=int, action="append", metavar="N", help="a stop token; may be repeated")
     decoding.add_argument("--prefix-cache", action=argparse.BooleanOptionalAction, default=True)
     decoding.add_argument("--block-cache", action=argparse.BooleanOptionalAction, default=True)
+    decoding.add_argument(
+        "--join", choices=JOINS, default="auto", help="steps that share a forward; same tokens (default: %(default)s)"
+    )
 
 
 def add_checkpoint_arguments(group: argparse._ArgumentGroup) -> None:
@@ -62,6 +66,7 @@ def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
         stop_ids=None if options.stop_id is None else tuple(options.stop_id),
         prefix_cache=options.prefix_cache,
         block_cache=options.block_cache,
+        join=options.join,
     )
 
 

@@ -1,17 +1,12 @@
 """How a model is decoded: the parameters of section "decoding" in every result, checked once."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.joins import Join, resolve_joins
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.prediction import PREDICTIONS, Prediction, Predicts
-
-# Which forwards are run as one. `auto`: a prefill and the first step, which costs nothing; a commit and the next step
-# where somebody has measured that it pays (`joins_pay`).
-Join = Literal["auto", "none", "prefill", "commit", "all"]
-JOINS: tuple[Join, ...] = get_args(Join)
 
 
 @dataclass(frozen=True)
@@ -75,8 +70,7 @@ def resolve_decoding(
         prefix_cache,
         block_cache,
         config.predicts,
-        joins_prefill=join in ("auto", "prefill", "all"),
-        joins_commits=join in ("commit", "all"),
+        *resolve_joins(join),
     )
 
 

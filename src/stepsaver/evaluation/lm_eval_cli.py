@@ -22,6 +22,7 @@ from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.defaults import BATCH_SIZE
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.estimators import ESTIMATORS, Estimator
+from stepsaver.engine.joins import JOINS, Join
 from stepsaver.engine.reuse.rule import parse_rule
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.embedded import TASKS_FOLDER
@@ -56,6 +57,7 @@ class ModelArguments:
     mask_id: int | None = None
     prefix_cache: bool = Decoding.prefix_cache
     block_cache: bool = Decoding.block_cache
+    join: Join = "auto"
     estimator: Estimator = "trajectory"
     score_stop: bool = False
     max_gen_toks: int = AdapterSettings.default_new_tokens
@@ -94,6 +96,7 @@ class RegisteredLM(StepsaverLM):
             mask_id=arguments.mask_id,
             prefix_cache=arguments.prefix_cache,
             block_cache=arguments.block_cache,
+            join=arguments.join,
         )
         tokenizer = opened.tokenizer  # a folder without one is said before the weights are read
         engine = opened.engine(policy, rules, max_batch=arguments.batch_size)
@@ -115,8 +118,9 @@ def read_arguments(given: dict[str, Any]) -> ModelArguments:
     if missing:
         raise UsageError(f"--model_args needs {', '.join(missing)}")
     values = {name: _converted(name, value) for name, value in given.items()}
-    if values.get("estimator", "trajectory") not in ESTIMATORS:
-        raise unknown_name("estimator", values["estimator"], ESTIMATORS)
+    for name, allowed in (("estimator", ESTIMATORS), ("join", JOINS)):
+        if name in values and values[name] not in allowed:
+            raise unknown_name(name, values[name], allowed)
     return ModelArguments(**values)
 
 

@@ -9,6 +9,7 @@ import torch
 from stepsaver.engine.decode.policy import Policy
 from stepsaver.engine.decoding import Decoding, resolve_decoding
 from stepsaver.engine.engine import Engine, choose_device, choose_dtype
+from stepsaver.engine.joins import Join
 from stepsaver.engine.models.config import ModelConfig, read_config
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
@@ -59,6 +60,7 @@ def open_model(
     stop_ids: tuple[int, ...] | None = None,
     prefix_cache: bool = Decoding.prefix_cache,
     block_cache: bool = Decoding.block_cache,
+    join: Join = "auto",
 ) -> OpenModel:
     """Finds the folder and reads its configuration. What is None is the checkpoint's or the architecture's own."""
     chosen_device = choose_device(device)
@@ -75,5 +77,6 @@ def open_model(
         stop_ids=stop_ids,
         prefix_cache=prefix_cache,
         block_cache=block_cache,
+        join=join,
     )
     return OpenModel(name, folder, config, decoding, chosen_device, chosen_dtype)
