@@ -178,6 +178,12 @@ def test_lists_print_tables_and_documents(command: str, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)
 
 
+def test_a_list_says_which_fields_have_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policies"]) == 0
+    heads = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert {"threshold(threshold=0.9, at_most=none)", "quota(steps, threshold=none)"} <= set(heads)
+
+
 def test_help_is_quick_and_names_every_command() -> None:
     done = stepsaver("--help")
     for command in ("generate", "score", "speed", "rules", "policies", "models", "tasks", "doctor", "train"):

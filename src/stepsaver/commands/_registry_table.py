@@ -20,11 +20,13 @@ def print_registry(package: str, *, as_json: bool) -> None:
         )
         return
     for name, made in found.items():
-        fields = ", ".join(
-            f"{field}={default}" if default is not None else field for field, default in _fields(made).items()
-        )
-        print(f"{name}({fields})")
+        print(f"{name}({', '.join(map(_field_text, dataclasses.fields(made)))})")
         print("  " + (inspect.getdoc(made) or "").replace("\n", "\n  "))
+
+
+def _field_text(field: dataclasses.Field) -> str:
+    """As it is written on a command line; a name alone where a value has to be given."""
+    return field.name if field.default is dataclasses.MISSING else f"{field.name}={registry.value_text(field.default)}"
 
 
 def _fields(made: type) -> dict[str, object]:

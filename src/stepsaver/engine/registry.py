@@ -56,7 +56,7 @@ def parse(text: str, package_name: str, kind: str) -> Any:
 
 def describe(instance: Any) -> str:
     """The text that `parse` makes the instance from, with every field, so that it says what was effective."""
-    fields = ",".join(f"{f.name}={_text(getattr(instance, f.name))}" for f in dataclasses.fields(instance))
+    fields = ",".join(f"{f.name}={value_text(getattr(instance, f.name))}" for f in dataclasses.fields(instance))
     return f"{instance.name}:{fields}" if fields else instance.name
 
 
@@ -84,7 +84,8 @@ def _value(text: str, hint: Any, place: str) -> Any:
         raise UsageError(f"{place} {text!r} is not {'a whole number' if hint is int else 'a number'}") from None
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A field's value as `parse` reads it."""
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepsaver.engine.decode.policy import Candidates, Choice
+from stepsaver.engine.decode.policy import Candidates, Choice, by_confidence
 from stepsaver.engine.defaults import THRESHOLD
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.view import StepView
@@ -11,20 +11,24 @@ from stepsaver.engine.view import StepView
 
 @dataclass(frozen=True)
 class Threshold:
-    """Reveals every row whose confidence is strictly greater than `threshold`, and the most confident row."""
+    """Reveals every row whose confidence is strictly greater than `threshold`, and the most confident row.
+
+    `at_most` paces it: no more rows than that a step, the most confident first, the first of equals. A small model that
+    is sure of many rows at once then takes as many steps as one that is not.
+    """
 
     name: ClassVar[str] = "threshold"
 
     threshold: float = THRESHOLD
+    at_most: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.threshold <= 1.0:
             raise UsageError(f"threshold {self.threshold} is outside [0, 1]")
+        if self.at_most is not None and self.at_most < 1:
+            raise UsageError(f"policy threshold: at_most {self.at_most} is not positive")
 
     def choose(self, candidates: Candidates, view: StepView) -> Choice:
-        best = max(range(len(candidates.rows)), key=candidates.confidences.__getitem__)
-        chosen = 1 << candidates.rows[best]
-        for row, confidence in zip(candidates.rows, candidates.confidences, strict=True):
-            if confidence > self.threshold:
-                chosen |= 1 << row
-        return Choice(chosen)
+        best, *others = by_confidence(candidates)
+        sure = [best, *(each for each in others if each[1] > self.threshold)]
+        return Choice(sum(1 << row for row, _ in sure[: self.at_most]))
