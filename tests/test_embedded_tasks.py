@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from itertools import islice, pairwise
 from random import Random
 
@@ -11,7 +12,13 @@ from jinja2 import Template
 from tokenizers import Tokenizer
 
 from stepsaver.evaluation.embedded import DATA_FOLDER, TASKS_FOLDER
-from stepsaver.evaluation.embedded.catalog import MAKERS, TEST_COUNTS, evaluation_lines, evaluation_problems
+from stepsaver.evaluation.embedded.catalog import (
+    EVALUATION_FILES,
+    LARGE,
+    MAKERS,
+    evaluation_lines,
+    evaluation_problems,
+)
 from stepsaver.evaluation.embedded.instructions import CHECKS, KINDS, obeys
 from stepsaver.evaluation.embedded.problem import Problem, problems
 from stepsaver.evaluation.embedded.questions import LETTERS, SUBJECTS, UNITS
@@ -21,6 +28,7 @@ from stepsaver.training.batches import draw
 from stepsaver.training.recipe import Recipe
 
 TASKS = sorted(MAKERS)
+FILES = sorted(EVALUATION_FILES)
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 
 
@@ -40,17 +48,17 @@ def test_the_same_seed_gives_the_same_problems(task: str) -> None:
     assert some_problems(task) != other
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", FILES)
 def test_the_committed_test_file_is_what_the_generator_makes(task: str) -> None:
     committed = (DATA_FOLDER / f"{task}.jsonl").read_text(encoding="utf-8")
     assert committed == evaluation_lines(task)
-    assert len(committed.splitlines()) == TEST_COUNTS[task]
+    assert len(committed.splitlines()) == EVALUATION_FILES[task].count
 
 
 def test_no_training_problem_is_a_test_problem() -> None:
     """Draws as the training does and compares prompts and identities with everything in the test files."""
-    tested = {problem for task in TASKS for problem in _identities(evaluation_problems(task))}
-    prompts = {problem.prompt for task in TASKS for problem in evaluation_problems(task)}
+    tested = {problem for task in FILES for problem in _identities(evaluation_problems(task))}
+    prompts = {problem.prompt for task in FILES for problem in evaluation_problems(task)}
     random = Random(3)
     drawn = [draw(random, Recipe(), step=step, split="train") for step in range(20_000)]
     assert {problem.task for problem in drawn} == set(TASKS)
@@ -58,7 +66,37 @@ def test_no_training_problem_is_a_test_problem() -> None:
     assert not tested & set(_identities(drawn))
 
 
-def _identities(found: list[Problem]) -> list[tuple[str, str]]:
+def test_no_problem_is_in_both_files_of_word_problems() -> None:
+    """Read from the committed files: neither a question nor, whatever the names and things, a calculation."""
+    first, large = (_committed(task) for task in ("mini_gsm8k", LARGE))
+    assert len(large) == len({each["question"] for each in large}) == 5120
+    assert not {each["question"] for each in first} & {each["question"] for each in large}
+    assert not {_numbers_told(each["question"]) for each in first} & {_numbers_told(each["question"]) for each in large}
+
+
+def test_the_larger_file_is_of_the_same_kind_and_keeps_the_result_alone() -> None:
+    first, large = (_committed(task) for task in ("mini_gsm8k", LARGE))
+    for steps in (2, 3, 4, 5):
+        ours, theirs = (sum(each["steps"] == steps for each in file) / len(file) for file in (large, first))
+        assert abs(ours - theirs) < 0.04, steps
+    for document in large:
+        assert document["answer"] == f"#### {solve(document['question'])}"
+    assert (DATA_FOLDER / f"{LARGE}.jsonl").stat().st_size < 1_000_000
+
+
+def _committed(task: str) -> list[dict]:
+    return [json.loads(line) for line in (DATA_FOLDER / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def _numbers_told(question: str) -> str:
+    """What a story does with its numbers, without names, things and the words that mean the same."""
+    plain = re.sub(r"\b(buys|finds|gets) (\d+) more", r"+\2", question)
+    plain = re.sub(r"\b(loses|sells|gives away) (\d+)", r"-\2", plain)
+    plain = re.sub(r"\b(\d+) (more|fewer|times)( as many as| than)", lambda m: f"{m[2][0]}{m[1]}", plain)
+    return " ".join(re.findall(r"[-+mft]?\d+|coins each|bags", plain))
+
+
+def _identities(found: Sequence[Problem]) -> list[tuple[str, str]]:
     return [(problem.task, problem.identity) for problem in found]
 
 
@@ -73,7 +111,8 @@ def test_word_problems_with_the_same_numbers_are_the_same_problem() -> None:
 
 def test_every_worked_answer_is_right() -> None:
     """Runs the worked answer as a program: each line's result is the next line's left side and the last the answer."""
-    for problem in [*some_problems("mini_gsm8k", count=3000), *evaluation_problems("mini_gsm8k")]:
+    tested = [*evaluation_problems("mini_gsm8k"), *evaluation_problems(LARGE)]
+    for problem in [*some_problems("mini_gsm8k", count=3000), *tested]:
         steps = [
             (int(left), operator, int(right), int(result))
             for left, operator, right, result in EQUATION.findall(problem.answer)
@@ -208,9 +247,9 @@ def test_every_instruction_can_be_obeyed_and_disobeyed() -> None:
             assert not obeys(kind, arguments, other.answer)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", FILES)
 def test_texts_survive_the_tokenizer_without_unknown_tokens(task: str, tokenizer: Tokenizer) -> None:
-    for problem in [*some_problems(task), *evaluation_problems(task)]:
+    for problem in [*some_problems(EVALUATION_FILES[task].problems_of), *evaluation_problems(task)]:
         for text in (problem.prompt, problem.answer, *problem.document.get("choices", ())):
             ids = tokenizer.encode(text).ids
             assert UNKNOWN_ID not in ids
@@ -236,13 +275,20 @@ def test_the_chat_template_makes_the_prompt_of_the_training() -> None:
     assert rendered == prompt_text("What is 2 + 3?") == f"<|user|>What is 2 + 3?{END}<|assistant|>"
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", FILES)
 def test_the_task_file_names_its_data(task: str) -> None:
-    loader = type("Loader", (yaml.SafeLoader,), {})
-    loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
-    described = yaml.load((TASKS_FOLDER / f"{task}.yaml").read_text(encoding="utf-8"), Loader=loader)
+    described = _described(task)
     assert described["task"] == task
     path = TASKS_FOLDER / described["dataset_kwargs"]["data_files"]["test"]
     first = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
     asked = Template(described["doc_to_text"]).render(**first)
     assert asked == evaluation_problems(task)[0].prompt
+
+
+def _described(task: str) -> dict:
+    """A task file over the one that it includes, as the harness reads it."""
+    loader = type("Loader", (yaml.SafeLoader,), {})
+    loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+    described = yaml.load((TASKS_FOLDER / f"{task}.yaml").read_text(encoding="utf-8"), Loader=loader)
+    included = described.pop("include", "").removesuffix(".yaml")
+    return (_described(included) if included else {}) | described

@@ -286,7 +286,7 @@ def test_all_subjects_of_mmlu(byte_tokenizer: TextTokenizer, tmp_path: Path, nam
     assert result.accuracy == pytest.approx(sum(values) / len(values))  # weighted by size, as lm-eval does it
 
 
-@pytest.mark.parametrize("name", ["mini_gsm8k", "mini_mmlu", "mini_ifeval"])
+@pytest.mark.parametrize("name", ["mini_gsm8k", "mini_gsm8k_large", "mini_mmlu", "mini_ifeval"])
 def test_the_embedded_tasks(evaluated: Callable[..., TaskResult], name: str) -> None:
     result = evaluated(name, options=EvaluationOptions(limit=8))
     assert 0.0 <= result.accuracy <= 1.0

@@ -139,7 +139,15 @@ def test_the_boxed_variants(data_dir: Path) -> None:
 
 
 def test_nothing_looked_for_the_network(data_dir: Path, network_attempts: list[object]) -> None:
-    for name in ("gsm8k", "mmlu_anatomy", "gpqa_main_n_shot", "mini_gsm8k", "mini_mmlu", "mini_ifeval"):
+    for name in (
+        "gsm8k",
+        "mmlu_anatomy",
+        "gpqa_main_n_shot",
+        "mini_gsm8k",
+        "mini_gsm8k_large",
+        "mini_mmlu",
+        "mini_ifeval",
+    ):
         load_task(name, TaskOptions(data_dir=data_dir))
     assert network_attempts == []
 

@@ -8,7 +8,7 @@ import torch
 
 from stepsaver.engine.models.load import load_model
 from stepsaver.evaluation.embedded import instructions, questions, word_problems
-from stepsaver.evaluation.embedded.catalog import TEST_COUNTS
+from stepsaver.evaluation.embedded.catalog import EVALUATION_FILES, LARGE
 from stepsaver.evaluation.embedded.word_problems import EASY, HARD
 from stepsaver.training.loop import Run, read_log
 from stepsaver.training.measure import (
@@ -103,13 +103,13 @@ Plain decoding (block cache on, no reuse), greedy, float32, all test problems; 9
 step of a sample; commits do not count. All of {word_problems.TASK} at threshold 0.9 and batch 32 took
 {timed.seconds:.0f} seconds on {recipe.threads} cores that other work shared.
 
-| threshold | {word_problems.TASK} ({TEST_COUNTS[word_problems.TASK]}) | tokens per step | \
-{instructions.TASK} ({TEST_COUNTS[instructions.TASK]}) | tokens per step |
+| threshold | {word_problems.TASK} ({EVALUATION_FILES[word_problems.TASK].count}) | tokens per step | \
+{instructions.TASK} ({EVALUATION_FILES[instructions.TASK].count}) | tokens per step |
 |---|---|---|---|---|
 {chr(10).join(_threshold_row(threshold, generated) for threshold in THRESHOLDS)}
 
-{questions.TASK} ({TEST_COUNTS[questions.TASK]} questions, four choices, chance 25 %), by the log-likelihood of the
-choices along the decoding trajectory:
+{questions.TASK} ({EVALUATION_FILES[questions.TASK].count} questions, four choices, chance 25 %), by the
+log-likelihood of the choices along the decoding trajectory:
 
 | subject | accuracy |
 |---|---|
@@ -122,7 +122,10 @@ Problems come from the seeded generator in `stepsaver.evaluation.embedded`. Word
 {100 * recipe.joint_word_problem_share:.0f} % of the second, the other two tasks share the rest; their answers, a fifth
 as long, weigh {recipe.short_weight:g} times as much. A problem belongs to training or test by a hash of what it asks
 (for a word problem the calculation, whatever the names and things), so no test problem and no rewording of one was
-trained on. No sample is longer than {4 * recipe.block_size} tokens. Word problems get harder in the end: addends up to
+trained on. `{LARGE}` has {EVALUATION_FILES[LARGE].count} more word problems of another seed, none of them with
+a calculation of {word_problems.TASK}: enough to tell one point from none.
+
+No sample is longer than {4 * recipe.block_size} tokens. Word problems get harder in the end: addends up to
 {recipe.early_largest_addend} in the first {recipe.early_steps} steps, up to {EASY.addends[-1]} until step
 {recipe.hard_start}, then as in the test two to five steps with half of the addends from {HARD.large_addends[0]} to
 {HARD.large_addends[-1]}; word problems are then {100 * recipe.hard_word_problem_share:.0f} % of the problems.

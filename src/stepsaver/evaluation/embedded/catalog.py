@@ -1,6 +1,9 @@
 """The embedded tasks: who makes their problems, and the test files that are committed."""
 
 import json
+from collections.abc import Container
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from stepsaver.evaluation.embedded import DATA_FOLDER, instructions, questions, word_problems
@@ -11,23 +14,48 @@ MAKERS: dict[str, Maker] = {
     questions.TASK: questions.make_question,
     instructions.TASK: instructions.make_instruction,
 }
-TEST_COUNTS = {word_problems.TASK: 1319, questions.TASK: 1040, instructions.TASK: 540}
-TEST_SEED = 2026
+LARGE = f"{word_problems.TASK}_large"
 
 
-def evaluation_problems(task: str) -> list[Problem]:
+@dataclass(frozen=True)
+class EvaluationFile:
+    """How a task's test file comes about: whose problems, which of them and how many."""
+
+    problems_of: str
+    count: int
+    seed: int = 2026
+    apart_from: str | None = None  # the task whose test file it shares no problem with, reworded or not
+    is_compact: bool = False  # of a worked answer only its last line, which is what counts
+
+
+EVALUATION_FILES = {
+    word_problems.TASK: EvaluationFile(word_problems.TASK, 1319),
+    questions.TASK: EvaluationFile(questions.TASK, 1040),
+    instructions.TASK: EvaluationFile(instructions.TASK, 540),
+    LARGE: EvaluationFile(word_problems.TASK, 5120, seed=2027, apart_from=word_problems.TASK, is_compact=True),
+}
+
+
+@cache
+def evaluation_problems(task: str) -> tuple[Problem, ...]:
     """The problems of a task's test file, as the generator makes them."""
-    return distinct_problems(MAKERS[task], seed=TEST_SEED, split="test", count=TEST_COUNTS[task])
+    file = EVALUATION_FILES[task]
+    taken: Container[str] = {each.identity for each in evaluation_problems(file.apart_from)} if file.apart_from else ()
+    make = MAKERS[file.problems_of]
+    return tuple(distinct_problems(make, seed=file.seed, split="test", count=file.count, taken=taken))
 
 
 def evaluation_lines(task: str) -> str:
     """The content of a task's test file."""
-    return "".join(json.dumps(problem.document) + "\n" for problem in evaluation_problems(task))
+    documents = [problem.document for problem in evaluation_problems(task)]
+    if EVALUATION_FILES[task].is_compact:
+        documents = [each | {"answer": each["answer"].rpartition("\n")[2]} for each in documents]
+    return "".join(json.dumps(document) + "\n" for document in documents)
 
 
 def write_evaluation_data(folder: Path = DATA_FOLDER) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for task in MAKERS:
+    for task in EVALUATION_FILES:
         (folder / f"{task}.jsonl").write_text(evaluation_lines(task), encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """One problem of any embedded task, and how problems are kept apart for training and for testing."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
@@ -42,11 +42,12 @@ def problems(make: Maker, *, seed: int, split: Split) -> Iterator[Problem]:
             yield problem
 
 
-def distinct_problems(make: Maker, *, seed: int, split: Split, count: int) -> list[Problem]:
-    """The first `count` problems of a stream whose prompts differ."""
+def distinct_problems(make: Maker, *, seed: int, split: Split, count: int, taken: Container[str] = ()) -> list[Problem]:
+    """The first `count` problems of a stream whose prompts differ and whose identities are not taken."""
     found: dict[str, Problem] = {}
     for problem in problems(make, seed=seed, split=split):
-        found.setdefault(problem.prompt, problem)
+        if problem.identity not in taken:
+            found.setdefault(problem.prompt, problem)
         if len(found) == count:
             return list(found.values())
     raise AssertionError("the stream is endless")
