@@ -449,7 +449,7 @@ def test_rules_that_cannot_act_are_named_before_the_run(
     assert why in planned
     assert taken_over in planned
 
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise UsageError("stopped before the first chunk")
 
     monkeypatch.setattr(run_module, "run_missing", stop)

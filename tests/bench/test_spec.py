@@ -122,12 +122,26 @@ def test_conditions_read_back() -> None:
     assert Condition.parse("<-3").bound == -3
 
 
-@pytest.mark.parametrize("name", ["00_baseline", "01_delta_reuse", "02_trim", "03_adaptive_skip", "04_combined"])
+SHIPPED = ["00_baseline", "01_delta_reuse", "02_trim", "03_adaptive_skip", "04_combined", "05_near_rows", "06_batch_1"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_experiment_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert name in experiment_names()
     experiment = read_experiment(find_experiment(name).folder, layers=28)
-    assert len(experiment.configs) >= 7
+    assert len(experiment.configs) >= (3 if name == "06_batch_1" else 7)
+
+
+def test_the_paced_configs_are_paced_and_compared_with_their_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    experiment = find_experiment("05_near_rows")
+    assert experiment.baselines == ("baseline", "paced")
+    for config in experiment.configs:
+        assert experiment.baseline_of(config.name) == ("paced" if config.policy else "baseline")
+        assert str(experiment.success_of(config.name).confirm_if.speed_up) == (
+            "> 1.8 measured" if config.policy else "> 1.7 measured"
+        )
 
 
 def test_new_writes_a_valid_experiment(

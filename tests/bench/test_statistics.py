@@ -90,21 +90,21 @@ def summary(name: str, up: tuple, drop: tuple, *, chunks: int = 20, p: float = 0
     ],
 )
 def test_verdicts_stand_on_the_intervals(cell: dict, outcome: str) -> None:
-    verdict = judge([cell], SUCCESS)
+    verdict = judge([cell], lambda _: SUCCESS)
     assert verdict.outcome == outcome
     assert cell["config"] in verdict.sentence
 
 
 def test_one_confirmed_config_confirms_and_undecided_says_how_many_samples() -> None:
     fast, wide = summary("fast", (1.5, 1.4, 1.6), (1, 0, 2)), summary("wide", (1.25, 1.1, 1.4), (1, 0, 2))
-    assert judge([fast, wide], SUCCESS).outcome == "confirmed"
-    assert "about 800 more samples" in judge([wide], SUCCESS).sentence
+    assert judge([fast, wide], lambda _: SUCCESS).outcome == "confirmed"
+    assert "about 800 more samples" in judge([wide], lambda _: SUCCESS).sentence
 
 
 def test_a_config_that_does_the_work_of_the_baseline_is_no_speed_up_however_its_timings_fell() -> None:
     lucky = summary("k1", (1.5, 1.4, 1.6), (0, 0, 0)) | {"predicted_speed_up": 1.0, "ceiling": 1.0}
-    assert judge([lucky], SUCCESS).outcome == "rejected"
-    assert judge([lucky | {"predicted_speed_up": 1.02}], SUCCESS).outcome == "confirmed"
+    assert judge([lucky], lambda _: SUCCESS).outcome == "rejected"
+    assert judge([lucky | {"predicted_speed_up": 1.02}], lambda _: SUCCESS).outcome == "confirmed"
 
 
 def test_confirmation_needs_every_bound() -> None:

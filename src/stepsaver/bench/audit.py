@@ -86,19 +86,20 @@ class AuditedTask:
     cells: tuple[AuditedCell, ...]
 
     @property
-    def baseline(self) -> AuditedCell | None:
-        return next((cell for cell in self.cells if cell.name == self.experiment.spec.baseline), None)
-
-    @property
     def computed(self) -> tuple[AuditedCell, ...]:
         """The cells that were run: not those that took over the answers of an equal one."""
         return tuple(cell for cell in self.cells if not (cell.summary or {}).get("equal_to"))
 
     def others(self) -> Iterator[tuple[AuditedCell, AuditedCell]]:
-        """Every other computed cell, with the baseline."""
-        baseline = self.baseline
-        if baseline is not None:
-            yield from ((cell, baseline) for cell in self.computed if cell is not baseline)
+        """Every computed cell with its baseline, where that is another one."""
+        by_name = {cell.name: cell for cell in self.cells}
+        for cell in self.computed:
+            baseline = by_name.get(self.experiment.baseline_of(cell.name))
+            if baseline is not None and baseline is not cell:
+                yield cell, baseline
+
+    def baselines(self) -> list[AuditedCell]:
+        return [cell for cell in self.cells if cell.name in self.experiment.baselines]
 
 
 Check = Callable[[AuditedTask], Iterator[Finding]]
@@ -137,6 +138,14 @@ def _same_caches(one: AuditedCell, other: AuditedCell) -> bool:
     return all(getattr(one.config, name) == getattr(other.config, name) for name in CACHES)
 
 
+def _is_policy(stored: str | None, declared: str) -> bool:
+    """Whether a run's policy is the declared one. Its text may lack a field that the policy was given since."""
+    try:
+        return stored is not None and registry.describe(parse_policy(stored)) == declared
+    except UsageError:
+        return False
+
+
 def samples_are_the_same(task: AuditedTask) -> Iterator[Finding]:
     """Every sample once in every config, and the same prompts."""
     for cell in task.cells:
@@ -147,7 +156,8 @@ def samples_are_the_same(task: AuditedTask) -> Iterator[Finding]:
         repeated = [str(key) for key, count in Counter(each.key for each in cell.records).items() if count > 1]
         if repeated:
             yield Finding("invalid", "samples", f"{cell.name} has {len(repeated)} samples twice, such as {repeated[0]}")
-    for cell, baseline in task.others():
+    baselines = task.baselines()
+    for cell, baseline in [*task.others(), *((each, baselines[0]) for each in baselines[1:])]:
         ours = {each.key: each.digest for each in cell.records}
         theirs = {each.key: each.digest for each in baseline.records}
         if ours.keys() != theirs.keys():
@@ -265,7 +275,7 @@ def decoding_is_as_declared(task: AuditedTask) -> Iterator[Finding]:
         given = {name: value for name, value in cell.given.items() if name in effective}
         declared = declared_decoding(task.experiment) | given | own
         wrong = [name for name, value in declared.items() if effective.get(name) != value]
-        if cell.identity.get("policy") != _policy(task, cell):
+        if not _is_policy(cell.identity.get("policy"), _policy(task, cell)):
             wrong.append("policy")
         if wrong:
             yield Finding("invalid", "decoding", f"{cell.name} did not run with the declared {', '.join(wrong)}")
@@ -322,8 +332,8 @@ def rates_are_steady(task: AuditedTask) -> Iterator[Finding]:
                 "remark", "rates", f"{name} was slow in {len(slow)} of {len(values)} chunks, first in timing {slow[0]}"
             )
     for one, other in combinations(task.computed, 2):
-        twins = one.acting == other.acting and _same_caches(one, other) and one.answers() == other.answers()
-        if rates[one.name] and rates[other.name] and twins:
+        alike = one.acting == other.acting and _same_caches(one, other) and _policy(task, one) == _policy(task, other)
+        if rates[one.name] and rates[other.name] and alike and one.answers() == other.answers():
             ratio = median(rates[one.name]) / median(rates[other.name])
             if abs(ratio - 1) > TWINS_DIFFER:
                 yield Finding(

@@ -37,6 +37,10 @@ class EqualConfigs:
             found.append(f"{', '.join(names)} take over the answers of {leader}; a few requests are checked")
         return found
 
+    def computed_as(self, name: str) -> str:
+        """The config that is run in the place of one: itself, unless its answers are taken over."""
+        return self.leader_of.get(name, name)
+
 
 def find_equal(request: CellRequest, runners: Mapping[str, ConfigRunner]) -> EqualConfigs:
     """Groups the configs of a scoring task by what can act in them. Generative cells always run."""

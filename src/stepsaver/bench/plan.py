@@ -1,5 +1,6 @@
 """What a run would do and about what it would cost, without weights and without writing anything."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ import torch
 from stepsaver.bench.equal import find_equal
 from stepsaver.bench.experiments import results_folder
 from stepsaver.bench.identity import differing_parts, run_id
-from stepsaver.bench.run import RunOptions, load, with_baseline
+from stepsaver.bench.run import RunOptions, load, with_baselines
 from stepsaver.bench.session import Chunk, ConfigRunner, Session, open_session
 from stepsaver.bench.shards import stored_with_shards
 from stepsaver.bench.spec import ConfigSpec, Experiment
@@ -74,19 +75,20 @@ def total_cost(planned: Sequence[PlannedTask]) -> Cost:
 
 def _plan_task(request: CellRequest, options: RunOptions, results: Path) -> PlannedTask:
     experiment, chunks = request.experiment, request.chunks
-    configs = with_baseline(experiment, options.configs)
+    configs = with_baselines(experiment, options.configs)
     forced = {config.name for config in options.configs} if options.force else set[str]()
     runners = {config.name: ConfigRunner(request.session, experiment, config, request.task.path) for config in configs}
     equal = find_equal(request, runners)
-    leader_of = equal.leader_of
     found = {config.name: _missing(request, config, results, is_forced=config.name in forced) for config in configs}
-    computed = [numbers for name, (numbers, _) in found.items() if name not in leader_of]
-    beside_baseline = set[int]().union(*computed)
+    timed_beside: dict[str, set[int]] = defaultdict(set)  # a baseline's name, and the chunks that others lack
+    for name, (missing, _) in found.items():
+        if name not in equal.leader_of:
+            timed_beside[equal.computed_as(experiment.baseline_of(name))] |= missing
     cells = []
     for config in configs:
         missing, remark = found[config.name]
-        again = beside_baseline - missing if config.name == experiment.spec.baseline else set[int]()
-        if leader := leader_of.get(config.name):
+        again = timed_beside[config.name] - missing
+        if leader := equal.leader_of.get(config.name):
             missing, remark = set(), f"equal to {leader} on this task: taken over, a few requests checked"
         samples = sum(len(chunk.samples) for chunk in chunks if chunk.number in missing | again)
         per_sample, basis = _cost_per_sample(request, config, results)
@@ -115,7 +117,7 @@ def _missing(request: CellRequest, config: ConfigSpec, results: Path, *, is_forc
 
 def _cost_per_sample(request: CellRequest, config: ConfigSpec, results: Path) -> tuple[Cost, str]:
     """By what is stored of the config on this task, else of the baseline, else by the lengths of the requests."""
-    for name in (config.name, request.experiment.spec.baseline):
+    for name in (config.name, request.experiment.baseline_of(config.name)):
         timings = _stored_timings(request, results, name)
         if timings:
             samples = sum(each["samples"] for each in timings)

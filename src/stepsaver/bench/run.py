@@ -110,7 +110,7 @@ def _of_task(value: Any, task: str) -> Any:
 def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> bool:
     """Says whether all chunks are there now, those of other shards included."""
     part, results = shard.part, shard.results
-    configs = with_baseline(shard.experiment, shard.options.configs)
+    configs = with_baselines(shard.experiment, shard.options.configs)
     forced = frozenset(config.name for config in shard.options.configs) if shard.options.force else frozenset[str]()
     with merging(results):
         cells = open_cells(request, configs, results, Opening(part.label, forced))
@@ -122,7 +122,8 @@ def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> bool:
     computed = {name: opened for name, opened in cells.items() if name not in equal.leader_of}
     if not part.is_whole:
         write_apart(computed, part)
-    run_missing(request, computed, part.chunks(request.chunks), progress)
+    baseline_of = {name: equal.computed_as(shard.experiment.baseline_of(name)) for name in cells}
+    run_missing(computed, part.chunks(request.chunks), progress, baseline_of=baseline_of)
     with merging(results):
         if not part.is_whole:
             merged = open_cells(request, configs, results, Opening(part.label))
@@ -136,12 +137,14 @@ def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> bool:
 
 
 def _summarise(request: CellRequest, cells: dict[str, OpenCell], equal: EqualConfigs) -> None:
-    chunks, baseline = request.chunks, request.experiment.spec.baseline
+    chunks = request.chunks
     checked = {name: follow(cells[name], cells[leader], chunks) for name, leader in equal.leader_of.items()}
     for opened in cells.values():
         check_coverage(chunks, opened.cell)
     scored = {name: score_cell(request, opened) for name, opened in cells.items()}
     for name, opened in cells.items():
+        # an equal config's timings stand for the baseline's: it was timed beside the others in every session
+        baseline = equal.computed_as(request.experiment.baseline_of(name))
         summary = build_summary(request, opened, cells[baseline], scored[name], scored[baseline])
         summary["inert_rules"] = [each._asdict() for each in equal.inert.get(name, ())]
         summary["equal_to"] = equal.leader_of.get(name)
@@ -172,6 +175,7 @@ def _close(one: float | None, other: float | None) -> bool:
     return one is other or (one is not None and other is not None and abs(one - other) < 1e-4)
 
 
-def with_baseline(experiment: Experiment, configs: Sequence[ConfigSpec]) -> list[ConfigSpec]:
-    baseline = experiment.config(experiment.spec.baseline)
-    return [baseline, *(config for config in configs if config.name != baseline.name)]
+def with_baselines(experiment: Experiment, configs: Sequence[ConfigSpec]) -> list[ConfigSpec]:
+    """The configs, each after what it is compared with."""
+    names = [name for config in configs for name in (experiment.baseline_of(config.name), config.name)]
+    return [experiment.config(name) for name in dict.fromkeys(names)]

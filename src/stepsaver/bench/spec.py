@@ -28,7 +28,7 @@ OWN_SBATCH_OPTIONS = {
     "signal": "the runner", "open-mode": "the runner",
 }  # fmt: skip
 SBATCH_OPTION = re.compile(r"[a-z][a-z0-9-]*")
-CONDITION = re.compile(r"([<>])\s*(-?\d+(?:\.\d+)?)")
+CONDITION = re.compile(r"([<>])\s*(-?\d+(?:\.\d+)?)(\s+measured)?")
 
 
 class Strict(BaseModel):
@@ -36,20 +36,21 @@ class Strict(BaseModel):
 
 
 class Condition(Strict):
-    """A bound on a number, written `> 1.2`."""
+    """A bound on a number, written `> 1.2`: its whole interval has to hold it. `> 1.2 measured` looks at the value."""
 
     sign: Literal["<", ">"]
     bound: float
+    is_measured: bool = False
 
     @classmethod
     def parse(cls, text: object) -> "Condition":
         match = CONDITION.fullmatch(str(text).strip())
         if not match:
             raise ValueError(f"{text!r} is no condition such as '> 1.2'")
-        return cls(sign="<" if match[1] == "<" else ">", bound=float(match[2]))
+        return cls(sign="<" if match[1] == "<" else ">", bound=float(match[2]), is_measured=match[3] is not None)
 
     def __str__(self) -> str:
-        return f"{self.sign} {self.bound:g}"
+        return f"{self.sign} {self.bound:g}" + " measured" * self.is_measured
 
 
 class Criterion(Strict):
@@ -87,7 +88,11 @@ class WithPolicy(Strict):
 
 
 class ConfigSpec(WithPolicy):
-    """One named combination of rules, policy and caches; what it does not say is the experiment's."""
+    """One named combination of rules, policy and caches; what it does not say is the experiment's.
+
+    It may be compared with another config than the experiment's baseline, and it may have success criteria of its own.
+    Those of a baseline hold for whatever is compared with it.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$")
     rules: tuple[str, ...] = ()
@@ -95,6 +100,8 @@ class ConfigSpec(WithPolicy):
     prefix_cache: bool | None = None
     block_cache: bool | None = None
     join: Join | None = None
+    baseline: str | None = None
+    success: Success | None = None
 
     def reuse_rules(self) -> tuple[ReuseRule, ...]:
         return tuple(map(parse_rule, self.rules))
@@ -213,6 +220,18 @@ class Experiment:
             raise unknown_name(f"config of {self.name}", name, [config.name for config in self.configs])
         return found
 
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """The experiment's own first; none of them is compared with another."""
+        return tuple(dict.fromkeys([self.spec.baseline, *(each.baseline for each in self.configs if each.baseline)]))
+
+    def baseline_of(self, name: str) -> str:
+        """What a config is compared with; a baseline with itself."""
+        return name if name in self.baselines else self.config(name).baseline or self.spec.baseline
+
+    def success_of(self, name: str) -> Success:
+        return self.config(name).success or self.config(self.baseline_of(name)).success or self.spec.success
+
 
 def read_experiment(folder: Path, *, layers: int | None = None) -> Experiment:
     """Reads and checks an experiment; `layers` of the model, if known, lets layer groups be compared too."""
@@ -263,6 +282,9 @@ def _check(spec: ExperimentSpec, configs: tuple[ConfigSpec, ...], layers: int | 
             raise _AtPlace(place, f"config {name} stands there twice")
     if spec.baseline not in names:
         raise _AtPlace(("baseline",), f"baseline {spec.baseline!r} is no config; there are {', '.join(names)}")
+    for index, config in enumerate(configs):
+        with _at("configs", index, "baseline"):
+            _check_baseline(config, {each.name: each for each in configs}, is_own=config.name == spec.baseline)
     with _at("decoding", "policy"):
         parse_policy(spec.decoding.policy)
     groups: dict[str, frozenset[int]] = {}
@@ -273,6 +295,18 @@ def _check(spec: ExperimentSpec, configs: tuple[ConfigSpec, ...], layers: int | 
         sizes = ", ".join(f"{name} has {len(group)}" for name, group in groups.items())
         raise _AtPlace(("configs", "grid"), f"the grid compares layer groups of unequal size: {sizes}")
     return tuple(_overlaps(groups))
+
+
+def _check_baseline(config: ConfigSpec, configs: dict[str, ConfigSpec], *, is_own: bool) -> None:
+    named = config.baseline
+    if named is None:
+        return
+    if named not in configs:
+        raise UsageError(f"baseline {named!r} is no config; there are {', '.join(configs)}")
+    if is_own or named == config.name:
+        raise UsageError(f"config {config.name} is a baseline and cannot be compared with {named}")
+    if configs[named].baseline:
+        raise UsageError(f"baseline {named} is itself compared with {configs[named].baseline}; name that one")
 
 
 def _layer_groups(config: ConfigSpec, layers: int | None) -> dict[str, frozenset[int]]:

@@ -60,8 +60,11 @@ def confirmation_p(ratios: dict[str, list[float]], drops: list[float], wanted: C
     if not drops or not all(ratios.values()):
         return 1.0
     up, drop = wanted.speed_up, wanted.drop_points
-    values = [bootstrap_p(each, up.bound, statistic="median", above=up.sign == ">") for each in ratios.values()]
-    values.append(bootstrap_p(drops, drop.bound / 100, statistic="mean", above=drop.sign == ">"))
+    values = [0.0]  # a bound on what was measured is no hypothesis about the rest
+    if not up.is_measured:
+        values += [bootstrap_p(each, up.bound, statistic="median", above=up.sign == ">") for each in ratios.values()]
+    if not drop.is_measured:
+        values.append(bootstrap_p(drops, drop.bound / 100, statistic="mean", above=drop.sign == ">"))
     return max(values)
 
 
@@ -74,13 +77,14 @@ def build_summary(
     base_values = {(each.task, each.document): each.value for each in baseline_result.documents}
     assert values.keys() == base_values.keys(), "config and baseline were scored on the same samples"
     keys = sorted(values)
+    name, experiment = opened.runner.config.name, request.experiment
     drop = paired_drop([base_values[key] for key in keys], [values[key] for key in keys])
     pairs = chunk_pairs(opened.cell.timings, baseline.cell.timings)
     accuracy = share_interval(sum(values.values()), len(values))
     ups = speed_ups(pairs)
     return {
         "task": request.task.name,
-        "config": opened.runner.config.name,
+        "config": name,
         "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "accuracy": result.accuracy,
         "accuracy_metric": result.metric,
@@ -88,7 +92,8 @@ def build_summary(
         "beside": result.beside,
         "groups": result.members(),
         "samples": len(values),
-        "is_baseline": opened is baseline,
+        "baseline": experiment.baseline_of(name),
+        "is_baseline": name in experiment.baselines,
         "paired": {
             "drop_points": list(drop.drop.scaled(100)),
             "lost": drop.lost,
@@ -101,7 +106,7 @@ def build_summary(
         "chunks_not_comparable": sum(not each["comparable"] for each in timings),
         "sessions": len({each["session"] for each in timings}),
         "confirmation_p": confirmation_p(
-            ups, [base_values[key] - values[key] for key in keys], request.experiment.spec.success.confirm_if
+            ups, [base_values[key] - values[key] for key in keys], experiment.success_of(name).confirm_if
         ),
         "predicted_speed_up": _predicted(timings, base_timings),
         "ceiling": counted_ceiling(

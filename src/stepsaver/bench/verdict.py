@@ -1,5 +1,6 @@
 """Whether the hypothesis holds, on the intervals and corrected for the number of configs that were tried."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, isnan
 from typing import Any, Literal
@@ -18,6 +19,7 @@ class ConfigVerdict:
     reason: str
     speed_up: Interval  # the smaller of the two
     drop_points: Interval
+    baseline: str | None = None  # None in summaries of experiments with one baseline
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,28 @@ class Verdict:
     configs: tuple[ConfigVerdict, ...]
 
 
-def judge(summaries: list[dict[str, Any]], success: Success) -> Verdict:
-    """Confirmed if any config is (after Holm's correction), rejected if all are, else undecided."""
+def judge(summaries: list[dict[str, Any]], success_of: Callable[[str], Success]) -> Verdict:
+    """Confirmed against a baseline if any config is (after Holm's correction), rejected if all are, else undecided.
+
+    With several baselines the hypothesis is about all of them: it holds if it does against each.
+    """
     others = [each for each in summaries if not each["is_baseline"]]
     standing = holm({each["config"]: each["confirmation_p"] for each in others})
-    judged = [_judge_one(each, success, stands=each["config"] in standing) for each in others]
+    judged = [_judge_one(each, success_of(each["config"]), stands=each["config"] in standing) for each in others]
     if not judged:
         return Verdict("undecided", "Undecided: no config beside the baseline has results.", ())
+    baselines = dict.fromkeys(each.baseline for each in judged)
+    found = {name: _judge_against([each for each in judged if each.baseline == name]) for name in baselines}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    outcomes = {each.outcome for each in found.values()}
+    outcome: Outcome = "rejected" if "rejected" in outcomes else "undecided" if "undecided" in outcomes else "confirmed"
+    sentence = " ".join(f"Against {name}: {each.sentence}" for name, each in found.items())
+    return Verdict(outcome, f"{outcome.capitalize()}. {sentence}", tuple(judged))
+
+
+def _judge_against(judged: list[ConfigVerdict]) -> Verdict:
+    """The verdict over all configs that are compared with one baseline."""
     confirmed = [each for each in judged if each.outcome == "confirmed"]
     if confirmed:
         best = max(confirmed, key=lambda each: each.speed_up.value)
@@ -56,7 +73,7 @@ def _judge_one(summary: dict[str, Any], success: Success, *, stands: bool) -> Co
     outcome, reason = _outcome(up, drop, summary, success)
     if outcome == "confirmed" and not stands:
         outcome, reason = "undecided", "both bounds hold on the intervals, but not after correcting for all configs"
-    return ConfigVerdict(summary["config"], outcome, reason, up, drop)
+    return ConfigVerdict(summary["config"], outcome, reason, up, drop, summary.get("baseline"))
 
 
 def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Success) -> tuple[Outcome, str]:
@@ -68,15 +85,17 @@ def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Suc
         return "undecided", f"only {summary['speed_up_chunks']} of at least {LEAST_CHUNKS} chunks are timed"
     wanted, unwanted = success.confirm_if, success.reject_if
     if _surely(up, wanted.speed_up) and _surely(drop, wanted.drop_points):
+        if wanted.speed_up.is_measured or wanted.drop_points.is_measured:
+            return "confirmed", f"the speed-up is {_bound(wanted.speed_up)}, the drop {_bound(wanted.drop_points)}"
         return "confirmed", "both bounds hold on the intervals"
     if _surely(up, unwanted.speed_up):
-        return "rejected", f"the speed-up is {unwanted.speed_up} on its interval"
+        return "rejected", f"the speed-up is {_bound(unwanted.speed_up)}"
     if _surely(drop, unwanted.drop_points):
-        return "rejected", f"the drop is {unwanted.drop_points} points on its interval"
+        return "rejected", f"the drop is {_bound(unwanted.drop_points, 'points')}"
     if _surely_not(up, wanted.speed_up):
-        return "rejected", f"the speed-up is not {wanted.speed_up} on its interval"
+        return "rejected", f"the speed-up is not {_bound(wanted.speed_up)}"
     if _surely_not(drop, wanted.drop_points):
-        return "rejected", f"the drop is not {wanted.drop_points} points on its interval"
+        return "rejected", f"the drop is not {_bound(wanted.drop_points, 'points')}"
     return "undecided", _what_would_decide(up, drop, summary, success)
 
 
@@ -92,11 +111,21 @@ def _why_no_speed_up(summary: dict[str, Any]) -> str:
     return "no chunk was timed beside the baseline in one session"
 
 
+def _bound(condition: Condition, unit: str = "") -> str:
+    """The bound and what it was held against."""
+    number = f"{condition.sign} {condition.bound:g} {unit}".rstrip()
+    return f"{number} {'as measured' if condition.is_measured else 'on its interval'}"
+
+
 def _surely(interval: Interval, condition: Condition) -> bool:
+    if condition.is_measured:
+        return interval.value > condition.bound if condition.sign == ">" else interval.value < condition.bound
     return interval.low > condition.bound if condition.sign == ">" else interval.high < condition.bound
 
 
 def _surely_not(interval: Interval, condition: Condition) -> bool:
+    if condition.is_measured:
+        return not _surely(interval, condition)
     return interval.high <= condition.bound if condition.sign == ">" else interval.low >= condition.bound
 
 
@@ -104,6 +133,8 @@ def _what_would_decide(up: Interval, drop: Interval, summary: dict[str, Any], su
     """Intervals shrink with the root of the number of samples: how many more until neither holds its bound."""
     factor = 1.0
     for interval, condition in ((up, success.confirm_if.speed_up), (drop, success.confirm_if.drop_points)):
+        if condition.is_measured:
+            continue
         distance = abs(interval.value - condition.bound)
         width = max(interval.high - interval.value, interval.value - interval.low)
         if distance == 0:

@@ -1,11 +1,11 @@
 """Runs what is missing of one task: all configs in turn, chunk by chunk, in an order that rotates.
 
 Every config so sees the same samples on the same machine in the same minutes. A config that runs without its baseline
-times the baseline again on the same chunks.
+has the baseline timed again on the same chunks.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -123,18 +123,20 @@ def open_cells(
     return opened
 
 
-def run_missing(request: CellRequest, cells: dict[str, OpenCell], chunks: Sequence[Chunk], progress: Progress) -> None:
-    """Runs those of some chunks that a cell lacks. The baseline has to be among the cells."""
-    baseline = request.experiment.spec.baseline
-    assert baseline in cells, "the baseline is always at hand, to be timed beside the others"
+def run_missing(
+    cells: Mapping[str, OpenCell], chunks: Sequence[Chunk], progress: Progress, *, baseline_of: Mapping[str, str]
+) -> None:
+    """Runs those of some chunks that a cell lacks. The baselines have to be among the cells."""
     names = list(cells)
+    assert {baseline_of[name] for name in names} <= cells.keys(), "a baseline is at hand, to be timed beside the others"
     for turn, chunk in enumerate(chunks):
         missing = {name for name in names if not cells[name].has(chunk)}
         if not missing:
             continue
+        timed_beside = {baseline_of[name] for name in missing}
         start = turn % len(names)
         for name in names[start:] + names[:start]:
-            if name in missing or name == baseline:
+            if name in missing or name in timed_beside:
                 _run_chunk(cells[name], chunk, is_stored=name not in missing)
                 progress(name, sum(map(cells[name].has, chunks)), len(chunks))
 

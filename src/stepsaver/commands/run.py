@@ -116,7 +116,7 @@ def _request(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
 
 def _show_results(chosen: Chosen, request: "RunOptions", *, as_json: bool) -> int:
     from stepsaver.bench.experiments import read_summaries
-    from stepsaver.bench.run import with_baseline
+    from stepsaver.bench.run import with_baselines
     from stepsaver.bench.verdict import judge
     from stepsaver.report.tables import plain_table, result_rows
 
@@ -124,12 +124,12 @@ def _show_results(chosen: Chosen, request: "RunOptions", *, as_json: bool) -> in
     found: dict[str, list[dict[str, Any]]] = {}
     for task, folder in chosen.cell_folders.items():
         stored = read_summaries(experiment, chosen.results, folder)
-        found[task] = [stored[config.name] for config in with_baseline(experiment, request.configs)]
+        found[task] = [stored[config.name] for config in with_baselines(experiment, request.configs)]
     if as_json:
         print(json.dumps(found, default=str))
         return _audit(chosen, sys.stderr)
     for task, summaries in found.items():
-        verdict = judge(summaries, experiment.spec.success)
+        verdict = judge(summaries, experiment.success_of)
         print(f"\n{experiment.name}, {task}, {summaries[0]['samples']} samples: {experiment.spec.question}\n")
         print(plain_table(result_rows(summaries, verdict)))
         for line in [*_inert_lines(summaries), *_timing_lines(summaries)]:

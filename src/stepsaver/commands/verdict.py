@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
             source, summaries = "artifacts", saved.summaries
         if not summaries:
             continue
-        verdict = judge(summaries, chosen.experiment.spec.success)
+        verdict = judge(summaries, chosen.experiment.success_of)
         documents[task] = asdict(verdict) | {"source": source}
         if not options.json:
             print(f"{task}{', from artifacts' if source == 'artifacts' else ''}: {verdict.sentence}")

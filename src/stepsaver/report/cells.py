@@ -77,16 +77,21 @@ class ReportTask:
     def summaries(self) -> list[dict[str, Any]]:
         return [cell.summary for cell in self.cells if cell.summary is not None]
 
-    @property
-    def baseline(self) -> ReportCell | None:
-        return next((cell for cell in self.done if cell.name == self.experiment.spec.baseline), None)
+    def by_baseline(self) -> list[tuple[ReportCell | None, list[ReportCell]]]:
+        """What is done: each baseline, if it is, with the configs that are compared with it."""
+        done = {cell.name: cell for cell in self.done}
+        names = self.experiment.baselines
+        groups = {name: [each for each in done if self.experiment.baseline_of(each) == name] for name in names}
+        return [
+            (done.get(name), [done[each] for each in group if each != name]) for name, group in groups.items() if group
+        ]
 
     @property
     def unfinished(self) -> list[ReportCell]:
         return [cell for cell in self.cells if cell.summary is None]
 
     def verdict(self) -> Verdict:
-        return judge(self.summaries, self.experiment.spec.success)
+        return judge(self.summaries, self.experiment.success_of)
 
 
 def read_report_task(experiment: Experiment, results: Path, folder: str, documents: TaskDocuments) -> ReportTask:

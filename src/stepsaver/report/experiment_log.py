@@ -65,18 +65,19 @@ def _configuration(task: ReportTask, first: dict[str, Any]) -> list[str]:
 
 
 def _results(task: ReportTask) -> list[str]:
-    """The baseline, and what is best of the others in each respect."""
-    base = task.baseline.summary if task.baseline else None
-    others = [each for each in task.summaries if not each["is_baseline"]]
-    accuracy = [] if base is None else [f"{base['config']} {base['accuracy']:.2%} (baseline)"]
-    rates = [] if base is None else [f"{base['config']} {_rate(base):.2f} tokens/s (baseline)"]
-    ups = []
-    if others:
-        best, fastest = max(others, key=lambda each: each["accuracy"]), max(others, key=_rate)
-        up = max(others, key=lambda each: smaller_speed_up(each).value)
-        accuracy.append(f"best of the others: {best['config']} {best['accuracy']:.2%}")
-        rates.append(f"best of the others: {fastest['config']} {_rate(fastest):.2f} tokens/s")
-        ups.append(f"{up['config']} {smaller_speed_up(up).value:.2f}x")
+    """Each baseline, and what is best of the configs that are compared with it in each respect."""
+    accuracy, rates, ups = [], [], []
+    for base, compared in task.by_baseline():
+        others = [each.summary for each in compared if each.summary is not None]
+        if base is not None and base.summary is not None:
+            accuracy.append(f"{base.name} {base.summary['accuracy']:.2%} (baseline)")
+            rates.append(f"{base.name} {_rate(base.summary):.2f} tokens/s (baseline)")
+        if others:
+            best, fastest = max(others, key=lambda each: each["accuracy"]), max(others, key=_rate)
+            up = max(others, key=lambda each: smaller_speed_up(each).value)
+            accuracy.append(f"best of the others: {best['config']} {best['accuracy']:.2%}")
+            rates.append(f"best of the others: {fastest['config']} {_rate(fastest):.2f} tokens/s")
+            ups.append(f"{up['config']} {smaller_speed_up(up).value:.2f}x")
     return [
         f"Accuracy: {'; '.join(accuracy)}",
         f"Throughput: {'; '.join(rates)}",

@@ -75,5 +75,11 @@ def _qualified(task: ReportTask, sentence: str) -> str:
 
 
 def _criterion(experiment: Experiment) -> str:
-    wanted, baseline = experiment.spec.success.confirm_if, experiment.spec.baseline
-    return f"Confirmed by a speed-up {wanted.speed_up} with a drop {wanted.drop_points} points against {baseline}."
+    """What was asked, in a sentence; configs of one baseline that are asked for the same are named together."""
+    configs = [each.name for each in experiment.configs if each.name not in experiment.baselines]
+    asked = dict.fromkeys((experiment.baseline_of(name), experiment.success_of(name)) for name in configs)
+    bounds = [
+        f"a speed-up {success.confirm_if.speed_up} with a drop {success.confirm_if.drop_points} points against {name}"
+        for name, success in asked or {(experiment.spec.baseline, experiment.spec.success): None}
+    ]
+    return f"Confirmed by {', and by '.join(bounds)}."

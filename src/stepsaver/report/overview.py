@@ -157,27 +157,27 @@ def metrics_table(overview: Overview) -> Block:
 
 
 def trade_off_table(overview: Overview) -> Block:
-    """Per experiment and benchmark: the baseline, and the best of the others by speed-up."""
+    """Per experiment and benchmark: each baseline, and the best of what is compared with it by speed-up."""
     rows = []
     for task in overview.tasks:
-        others = [each for each in task.done if not _summary_of(each)["is_baseline"]]
-        best = max(others, key=lambda each: smaller_speed_up(_summary_of(each)).value, default=None)
-        for each in filter(None, (task.baseline, best)):
-            drop, up = Interval(*_summary_of(each)["paired"]["drop_points"]), smaller_speed_up(_summary_of(each))
-            is_base = each is task.baseline
-            rows.append(
-                [
-                    cell(f"{each.name} ({'baseline' if is_base else 'fastest'})", each.name),
-                    cell(task.experiment.name, task.experiment.name),
-                    cell(task.folder, task.folder),
-                    number(_summary_of(each)["accuracy"], ".2f", factor=100, suffix=" %"),
-                    cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
-                    number(_rate(each), ".2f"),
-                    number(up.value, ".2f", suffix="×", small="" if is_base else interval(up.low, up.high, ".2f")),
-                ]
-            )
+        for baseline, others in task.by_baseline():
+            best = max(others, key=lambda each: smaller_speed_up(_summary_of(each)).value, default=None)
+            rows += [_trade_off(task, each, is_base=each is baseline) for each in (baseline, best) if each is not None]
     columns = ("Configuration", "Experiment", "Benchmark", "Accuracy", "Drop (points)", "Tokens/s", "Speed-up")
     return table("Accuracy against speed", columns, rows, name="trade_offs")
+
+
+def _trade_off(task: ReportTask, each: ReportCell, *, is_base: bool) -> list[Cell]:
+    drop, up = Interval(*_summary_of(each)["paired"]["drop_points"]), smaller_speed_up(_summary_of(each))
+    return [
+        cell(f"{each.name} ({'baseline' if is_base else 'fastest'})", each.name),
+        cell(task.experiment.name, task.experiment.name),
+        cell(task.folder, task.folder),
+        number(_summary_of(each)["accuracy"], ".2f", factor=100, suffix=" %"),
+        cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
+        number(_rate(each), ".2f"),
+        number(up.value, ".2f", suffix="×", small="" if is_base else interval(up.low, up.high, ".2f")),
+    ]
 
 
 def _log(overview: Overview) -> Block:
@@ -199,7 +199,7 @@ def _benchmark(tasks: Sequence[ReportTask]) -> list[Block]:
         "Total time (h)", "Notes",
     )  # fmt: skip
     rows = [row for task in tasks for row in _benchmark_rows(task)]
-    caption = "The speed-up is against the experiment's own baseline, the smaller one of two measures."
+    caption = "The speed-up is against a config's own baseline, the smaller one of two measures."
     return [
         figure("Accuracy against speed-up", _scatter(tasks), name="accuracy_speed_up"),
         table("Complete results", columns, rows, caption=caption, name="complete"),

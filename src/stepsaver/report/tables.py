@@ -13,10 +13,17 @@ HEADINGS = {"k": "Reuse K", "layers": "Layer Subset"}  # what the source's compl
 
 
 def result_rows(summaries: list[dict[str, Any]], verdict: Verdict) -> list[tuple[str, ...]]:
-    """A row per config. `left out` is the share of the baseline's row-layers that were not computed."""
+    """A row per config. `left out` is the share of its baseline's row-layers that were not computed."""
     outcomes = {each.config: each.outcome for each in verdict.configs}
-    whole = next((summary["cost"]["row_layers"] for summary in summaries if summary["is_baseline"]), 0)
-    return [_row(summary, outcomes.get(summary["config"], "baseline"), whole) for summary in summaries]
+    whole = {each["config"]: each["cost"]["row_layers"] for each in summaries if each["is_baseline"]}
+    first = next(iter(whole), None)
+    rows = []
+    for summary in summaries:
+        baseline = summary.get("baseline", first)  # experiments of earlier versions had one
+        outcome = outcomes.get(summary["config"], "baseline")
+        against = "" if summary["is_baseline"] or baseline == first else f", against {baseline}"
+        rows.append(_row(summary, outcome + against, whole.get(baseline, 0)))
+    return rows
 
 
 def _row(summary: dict[str, Any], outcome: str, whole: int) -> tuple[str, ...]:

@@ -40,21 +40,28 @@ def _first_figure(task: ReportTask, other: ReportTask | None, other_name: str) -
     groups = {"": first_figure.points(task), other_name: first_figure.points(other)}
     caption += f" Open marks are of {other_name}, in the colour of the config of the same name."
     return figure(
-        title, first_figure.scatter(groups, first_figure.wanted_region(task)), caption=caption, name="accuracy_speed"
+        title, first_figure.scatter(groups, first_figure.wanted_regions(task)), caption=caption, name="accuracy_speed"
     )
 
 
 def result_table(task: ReportTask) -> Block:
     outcomes = {each.config: (each.outcome, each.reason) for each in task.verdict().configs} if task.done else {}
-    rows = [_row(each, *outcomes.get(each.name, ("baseline", ""))) for each in task.cells]
+    rows = [_row(each, *outcomes.get(each.name, ("baseline", "")), _remark(task, each)) for each in task.cells]
     caption = (
         "Intervals are 95 %. The speed-up is the smaller one of tokens per second and seconds per sample, measured "
-        "beside the baseline on the same chunks."
+        "beside the config's baseline on the same chunks."
     )
     return table("Results", COLUMNS, rows, caption=caption, name="results")
 
 
-def _row(each: ReportCell, outcome: str, reason: str) -> list[Cell]:
+def _remark(task: ReportTask, each: ReportCell) -> str:
+    """What has to be known of a config's figures: whose answers they are, and another baseline than the usual one."""
+    equal, baseline = (each.summary or {}).get("equal_to"), task.experiment.baseline_of(each.name)
+    is_usual = baseline in (task.experiment.spec.baseline, each.name)
+    return ", ".join(filter(None, [f"equals {equal}" if equal else "", "" if is_usual else f"against {baseline}"]))
+
+
+def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[Cell]:
     summary = each.summary
     if summary is None:
         return [cell(each.name, each.name), *[cell("") for _ in COLUMNS[2:]], _state(each)]
@@ -62,9 +69,8 @@ def _row(each: ReportCell, outcome: str, reason: str) -> list[Cell]:
     cost = summary["cost"]
     whole = cost["row_layers"] + cost["row_layers_reused"]
     is_base, (low, high) = summary["is_baseline"], summary["accuracy_interval"]
-    equal = f"equals {summary['equal_to']}" if summary.get("equal_to") else ""
     return [
-        cell(each.name, each.name, small=equal),
+        cell(each.name, each.name, small=remark),
         number(summary["accuracy"], ".1f", factor=100, suffix=" %", small=interval(low, high, ".1f", factor=100)),
         cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
         number(summary["throughput"]["tokens"], ",.0f"),

@@ -31,14 +31,14 @@ def config_to_trace(task: ReportTask, name: str | None) -> ConfigSpec:
     if name is not None:
         return experiment.config(name)
     judged = sorted(task.verdict().configs, key=lambda each: each.speed_up.value)
-    others = [each.name for each in experiment.configs if each.name != experiment.spec.baseline]
+    others = [each.name for each in experiment.configs if each.name not in experiment.baselines]
     return experiment.config(judged[-1].config if judged else (others or [experiment.spec.baseline])[0])
 
 
 def write_traces(
     session: Session, task: ReportTask, config: ConfigSpec, *, count: int, path: Path
 ) -> TracedSamples | None:
-    """Decodes the first samples with the baseline and with the config. None for tasks that generate nothing."""
+    """Decodes the first samples with the config and its baseline. None for tasks that generate nothing."""
     loaded, experiment = task.documents.loaded, task.experiment
     if loaded is None or loaded.path != "generation":
         return None
@@ -49,7 +49,7 @@ def write_traces(
     parameters = [
         read_parameters(request.args[1], default_new_tokens=default, token_limit=limit) for request in requests
     ]
-    configs = [experiment.config(experiment.spec.baseline), config]
+    configs = [experiment.config(experiment.baseline_of(config.name)), config]
     engines = [session.engine(experiment, each) for each in configs]
     runs = [
         [_decode(engine, session.tokenizer, *each) for each in zip(prompts, parameters, strict=True)]

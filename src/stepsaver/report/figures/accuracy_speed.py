@@ -11,7 +11,7 @@ TITLE = "Accuracy against throughput"
 CAPTION = (
     "A point per config with its 95 % intervals; throughput is the median over chunks, which one slow chunk does not "
     "move. The dotted line joins the configs that no other one beats in both. "
-    "In the shaded region a config would meet the success criterion, measured from the baseline."
+    "In the shaded region a config would meet the success criterion, measured from its baseline."
 )
 REGION = "rgba(42, 157, 127, 0.14)"
 
@@ -50,13 +50,15 @@ def points(task: ReportTask) -> list[Point]:
     return found
 
 
-def wanted_region(task: ReportTask) -> Region | None:
-    """None where there is no baseline to measure from, or where the criterion asks for something else."""
-    baseline = next((each for each in points(task) if each.name == task.experiment.spec.baseline), None)
-    wanted = task.experiment.spec.success.confirm_if
-    if baseline is None or wanted.speed_up.sign != ">" or wanted.drop_points.sign != "<":
-        return None
-    return Region(baseline.rate * wanted.speed_up.bound, baseline.accuracy - wanted.drop_points.bound)
+def wanted_regions(task: ReportTask) -> list[Region]:
+    """One per baseline and criterion; none where the criterion asks for something else."""
+    experiment, drawn = task.experiment, {each.name: each for each in points(task)}
+    asked = dict.fromkeys((experiment.baseline_of(name), experiment.success_of(name).confirm_if) for name in drawn)
+    return [
+        Region(drawn[name].rate * wanted.speed_up.bound, drawn[name].accuracy - wanted.drop_points.bound)
+        for name, wanted in asked
+        if name in drawn and wanted.speed_up.sign == ">" and wanted.drop_points.sign == "<"
+    ]
 
 
 def pareto_front(found: Sequence[Point]) -> list[Point]:
@@ -68,11 +70,11 @@ def pareto_front(found: Sequence[Point]) -> list[Point]:
     return front[::-1]
 
 
-def ranges(found: Sequence[Point], region: Region | None) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Axes that hold every interval and some of the region. No config is better than 100 %."""
+def ranges(found: Sequence[Point], regions: Sequence[Region]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Axes that hold every interval and some of each region. No config is better than 100 %."""
     rates = [value for each in found for value in (each.rate_low, each.rate_high)]
     shares = [value for each in found for value in (each.low, each.high)]
-    if region is not None:
+    for region in regions:
         rates.append(region.rate * 1.04)
         shares += [region.accuracy, region.accuracy + 4]
     pads = [0.05 * (max(each) - min(each)) or 1.0 for each in (rates, shares)]
@@ -83,10 +85,10 @@ def ranges(found: Sequence[Point], region: Region | None) -> tuple[tuple[float, 
 
 
 def for_page(task: ReportTask) -> PlotlyFigure:
-    return scatter({"": points(task)}, wanted_region(task))
+    return scatter({"": points(task)}, wanted_regions(task))
 
 
-def scatter(groups: dict[str, list[Point]], region: Region | None) -> PlotlyFigure:
+def scatter(groups: dict[str, list[Point]], regions: Sequence[Region]) -> PlotlyFigure:
     """Several groups of points: those behind the first are drawn open; configs of one name look alike."""
     first = next(iter(groups.values()))
     everything = [each for group in groups.values() for each in group]
@@ -107,8 +109,8 @@ def scatter(groups: dict[str, list[Point]], region: Region | None) -> PlotlyFigu
         for group, found in groups.items()
         for point in found
     ]
-    xs, ys = ranges(everything, region)
-    shapes = [] if region is None else [_shape(region, xs[1], ys[1])]
+    xs, ys = ranges(everything, regions)
+    shapes = [_shape(region, xs[1], ys[1]) for region in regions]
     more = {"shapes": shapes, "xaxis": {"range": list(xs)}, "yaxis": {"range": list(ys), "ticksuffix": " %"}}
     return {"data": [line, *traces], "layout": layout("tokens per second", "accuracy", **more), "height": 460}
 
@@ -141,9 +143,9 @@ def _shape(region: Region, right: float, top: float) -> dict[str, Any]:
 
 
 def for_paper(task: ReportTask, axes: Any) -> None:
-    found, region = points(task), wanted_region(task)
-    xs, ys = ranges(found, region)
-    if region is not None:
+    found, regions = points(task), wanted_regions(task)
+    xs, ys = ranges(found, regions)
+    for region in regions:
         axes.fill_between([region.rate, xs[1]], region.accuracy, ys[1], color="#2a9d7f", alpha=0.14, linewidth=0)
     front = pareto_front(found)
     axes.plot([each.rate for each in front], [each.accuracy for each in front], ":", color="#7c8aa0", zorder=1)
