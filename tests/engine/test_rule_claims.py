@@ -1,6 +1,7 @@
 """What rules say about themselves, held against what they do, for every rule of the registry."""
 
 import itertools
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import fields
@@ -29,7 +30,7 @@ def settings() -> Iterator[ReuseRule]:
     """Every rule in every combination of a few values of its fields, as far as it takes them."""
     for rule in registry.found_in("stepsaver.engine.reuse").values():
         hints = typing.get_type_hints(rule)
-        values = [VALUES.get(hints[field.name]) or typing.get_args(hints[field.name]) for field in fields(rule)]
+        values = [tuple(_values(hints[field.name])) for field in fields(rule)]
         for combination in itertools.product(*values):
             try:
                 made = rule(*combination)
@@ -37,6 +38,17 @@ def settings() -> Iterator[ReuseRule]:
             except UsageError:
                 continue
             yield made
+
+
+def _values(hint: Any) -> Iterator[Any]:
+    """A few values of a field's type: of each member of a union, such as a number or a word."""
+    if hint in VALUES:
+        yield from VALUES[hint]
+    elif typing.get_origin(hint) is typing.Literal:
+        yield from typing.get_args(hint)
+    else:
+        for member in typing.get_args(hint):
+            yield from _values(member)
 
 
 SETTINGS = list(settings())
@@ -122,3 +134,14 @@ def test_groups_of_layers_are_within_the_model_and_hold_what_is_kept(layers: int
         for group in rule.layer_groups(layers).values():
             assert group <= frozenset(range(layers))
             assert rule.delta_layers(layers) <= group
+
+
+@pytest.mark.parametrize("name", sorted(registry.found_in("stepsaver.engine.reuse")))
+def test_every_rule_says_what_it_is_for_and_in_which_batches_it_pays(name: str) -> None:
+    rule = typing.cast(type[ReuseRule], registry.found_in("stepsaver.engine.reuse")[name])
+    for text in (rule.purpose, rule.pays):
+        assert 20 < len(text) <= 120, text
+        assert "\n" not in text
+        assert not text.endswith(".")
+        assert not re.search(r"\d\.\d", text), "figures are read from experiments, never written down"
+    assert re.search(r"\b(small|large|any) (\w+ )?batch|batches", rule.pays), rule.pays

@@ -77,7 +77,7 @@ def _judge_one(summary: dict[str, Any], success: Success, *, stands: bool) -> Co
 
 
 def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Success) -> tuple[Outcome, str]:
-    if _does_the_same_work(summary):
+    if does_the_same_work(summary):
         return "rejected", "it does exactly the baseline's work"
     if isnan(up.value):
         return "undecided", _why_no_speed_up(summary)
@@ -99,7 +99,7 @@ def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Suc
     return "undecided", _what_would_decide(up, drop, summary, success)
 
 
-def _does_the_same_work(summary: dict[str, Any]) -> bool:
+def does_the_same_work(summary: dict[str, Any]) -> bool:
     """By operations executed and by what its rules may leave out: k = 1. Whatever its timings say is noise."""
     values = (summary.get("predicted_speed_up"), summary.get("ceiling"))
     return all(value is not None and abs(value - 1) < 1e-9 for value in values)

@@ -4,6 +4,8 @@ import argparse
 import dataclasses
 import inspect
 import json
+from collections.abc import Callable
+from typing import Any
 
 from stepsaver.engine import registry
 
@@ -12,15 +14,21 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
-def print_registry(package: str, *, as_json: bool) -> None:
-    found = registry.found_in(package)
+def print_registry(package: str, *, as_json: bool, more: Callable[[type], dict[str, Any]] | None = None) -> None:
+    """`more` says what else there is to know of one, by a label: a text, or a list with a line each."""
+    found = {name: (made, more(made) if more else {}) for name, made in registry.found_in(package).items()}
     if as_json:
-        print(
-            json.dumps({name: {"fields": _fields(made), "about": inspect.getdoc(made)} for name, made in found.items()})
-        )
+        documents = {
+            name: {"fields": _fields(made), "about": inspect.getdoc(made)} | facts
+            for name, (made, facts) in found.items()
+        }
+        print(json.dumps(documents))
         return
-    for name, made in found.items():
+    for name, (made, facts) in found.items():
         print(f"{name}({', '.join(map(_field_text, dataclasses.fields(made)))})")
+        for label, content in facts.items():
+            for line in [content] if isinstance(content, str) else content:
+                print(f"  {label}: {line}")
         print("  " + (inspect.getdoc(made) or "").replace("\n", "\n  "))
 
 

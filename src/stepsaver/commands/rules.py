@@ -1,10 +1,11 @@
-"""`stepsaver rules`: every rule there is, with its fields and what it does."""
+"""`stepsaver rules`: every rule there is, what it is for, when it pays and what it was measured to be worth."""
 
 import argparse
+from typing import Any, cast
 
 from stepsaver.commands._registry_table import add_json_argument, print_registry
 
-HELP = "the reuse rules there are"
+HELP = "the reuse rules there are, what each is for and what it was measured to be worth"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,5 +13,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    print_registry("stepsaver.engine.reuse", as_json=options.json)
+    from stepsaver.bench.experiments import experiments_folder
+    from stepsaver.bench.rule_figures import figures_of, stored_figures
+    from stepsaver.engine.reuse.rule import ReuseRule
+
+    figures = stored_figures(experiments_folder())
+
+    def more(made: type) -> dict[str, Any]:
+        rule = cast(type[ReuseRule], made)
+        found = figures_of(rule.name, figures)
+        return {
+            "for": rule.purpose,
+            "pays": rule.pays,
+            "measured": [each._asdict() for each in found]
+            if options.json
+            else list(map(str, found)) or ["nothing is stored of it here"],
+        }
+
+    print_registry("stepsaver.engine.reuse", as_json=options.json, more=more)
     return 0

@@ -23,6 +23,10 @@ class AdaptiveLayers(ReuseRule):
     """
 
     name: ClassVar[str] = "adaptive_layers"
+    purpose: ClassVar[str] = "skip layers for rows whose input hardly moved, as a few probe layers measure it"
+    pays: ClassVar[str] = (
+        "by operations in large batches; a small model loses more by asking than it saves, in any batch"
+    )
 
     probe: int = 4
     threshold: float = 0.1

@@ -28,6 +28,13 @@ class LayerReuse(ReuseRule):
     """
 
     name: ClassVar[str] = "layer_reuse"
+    purpose: ClassVar[str] = (
+        "repeat the source's experiment, and show what reusing outputs, deltas or MLPs of some layers does"
+    )
+    pays: ClassVar[str] = (
+        "with mode=output in any batch, by leaving out forwards, at the price of accuracy; "
+        "with deltas hardly, in large batches"
+    )
 
     k: int
     layers: str = "last"

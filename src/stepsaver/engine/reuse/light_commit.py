@@ -20,6 +20,11 @@ class LightCommit(ReuseRule):
     """
 
     name: ClassVar[str] = "light_commit"
+    purpose: ClassVar[str] = "let a commit keep the keys and values of rows that have settled"
+    pays: ClassVar[str] = (
+        "in large batches, where rows are the price; little in small ones, where a "
+        "commit is a forward whatever its rows"
+    )
     needs_block_cache: ClassVar[bool] = False
 
     settle: int | Literal["all"] = 1

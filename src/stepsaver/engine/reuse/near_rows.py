@@ -22,6 +22,10 @@ class NearRows(ReuseRule):
     """
 
     name: ClassVar[str] = "near_rows"
+    purpose: ClassVar[str] = "leave out the masked rows after the sub-block, in attention too, until their turn"
+    pays: ClassVar[str] = (
+        "in large batches most, where rows are the price; in small ones attention and a block's first step still shrink"
+    )
     needs_block_cache: ClassVar[bool] = False
 
     ahead: int = 0

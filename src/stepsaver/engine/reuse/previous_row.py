@@ -23,6 +23,8 @@ class PreviousRow(ReuseRule):
     """
 
     name: ClassVar[str] = "previous_row"
+    purpose: ClassVar[str] = "replace full steps by a window: the sub-block, the row before it and the changed rows"
+    pays: ClassVar[str] = "in large batches, where rows are the price; less in small ones, where 8 rows cost most of 32"
     needs_shift: ClassVar[bool] = True
 
     refresh: Literal["sub-block", "block", "drift"] = "block"

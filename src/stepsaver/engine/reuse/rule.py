@@ -24,6 +24,8 @@ class ReuseRule(ABC):
     """A frozen dataclass: its fields are hyper-parameters and identity. It only ever takes work away from a plan."""
 
     name: ClassVar[str]
+    purpose: ClassVar[str]  # what it is for, in a line
+    pays: ClassVar[str]  # in small or in large batches, and why
     needs_shift: ClassVar[bool] = False  # it follows from rows that predict the token after them
     needs_block_cache: ClassVar[bool] = True  # without one every row runs in every step and there is nothing to keep
 

@@ -32,6 +32,10 @@ class Trim(ReuseRule):
     """
 
     name: ClassVar[str] = "trim"
+    purpose: ClassVar[str] = "run the rows that a decision needs and leave the rest of the window as it is"
+    pays: ClassVar[str] = (
+        "in large batches, where rows are the price; little in small ones, where the weights are read for any row"
+    )
 
     level: Literal["structural", "drift", "changed", "random"] = "changed"
     budget: int = 4

@@ -1,0 +1,85 @@
+"""What each rule was measured to be worth, read from the summaries that are committed with the experiments."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stepsaver.bench.statistics import Interval
+from stepsaver.bench.store import read_json
+from stepsaver.bench.verdict import does_the_same_work, smaller_speed_up
+
+MOST_POINTS = 5.0  # the source's bound: what costs more accuracy is no gain
+
+
+class RuleFigure(NamedTuple):
+    """A config against its baseline, on the largest task that its experiment has."""
+
+    experiment: str
+    config: str
+    task: str
+    samples: int
+    batch_size: int
+    rules: tuple[str, ...]
+    speed_up: Interval
+    drop_points: Interval
+
+    def __str__(self) -> str:
+        up, drop, others = self.speed_up, self.drop_points, len(self.rules) - 1
+        how = "alone" if not others else f"with {others} other rule{'s' * (others > 1)}"
+        return (
+            f"batch {self.batch_size}, {how}: {up.value:.2f}x [{up.low:.2f}, {up.high:.2f}] "
+            f"at a drop of {drop.value:.1f} [{drop.low:.1f}, {drop.high:.1f}] points "
+            f"({self.experiment}, {self.config}, {self.samples} samples of {self.task})"
+        )
+
+
+def stored_figures(experiments: Path) -> list[RuleFigure]:
+    """Of every config with rules whose policy is its baseline's. Empty where a clone has no artifacts."""
+    folders = sorted(path for path in experiments.glob("*/artifacts/*") if path.is_dir())
+    return [figure for folder in folders for figure in _figures_in(folder)]
+
+
+def _figures_in(folder: Path) -> Iterator[RuleFigure]:
+    contents = (read_json(path) for path in sorted(folder.glob("*.json")))
+    summaries = {each["config"]: each for each in contents if each is not None}
+    first = next((name for name, each in summaries.items() if each["is_baseline"]), None)
+    for name, summary in summaries.items():
+        baseline = summaries.get(summary.get("baseline", first))
+        if summary["is_baseline"] or baseline is None or not _shows_a_rule(summary):
+            continue
+        if summary["eval_params"]["policy"] != baseline["eval_params"]["policy"]:
+            continue  # what the policy is worth must not be counted for a rule
+        yield RuleFigure(
+            folder.parents[1].name,
+            name,
+            summary["task"],
+            summary["samples"],
+            summary["eval_params"]["batch_size"],
+            tuple(summary["eval_params"]["rules"]),
+            smaller_speed_up(summary),
+            Interval(*summary["paired"]["drop_points"]),
+        )
+
+
+def _shows_a_rule(summary: dict[str, Any]) -> bool:
+    """Whether rules acted in it, and were timed beside a baseline."""
+    acted = summary["eval_params"]["rules"] and not summary["equal_to"] and not does_the_same_work(summary)
+    return bool(acted) and summary["speed_up_chunks"] > 0
+
+
+def figures_of(rule: str, figures: Sequence[RuleFigure]) -> list[RuleFigure]:
+    """The best of a rule per batch size, alone and together with others, each on the largest task there is for it."""
+    ours = [each for each in figures if any(text.partition(":")[0] == rule for text in each.rules)]
+    kinds = sorted({(each.batch_size, len(each.rules) > 1) for each in ours})
+    groups = [[each for each in ours if (each.batch_size, len(each.rules) > 1) == kind] for kind in kinds]
+    return [_best(group) for group in groups]
+
+
+def _best(group: Sequence[RuleFigure]) -> RuleFigure:
+    """The fastest that costs less than the source's bound, else the one that costs least."""
+    most = max(each.samples for each in group)
+    largest = [each for each in group if each.samples == most]
+    affordable = [each for each in largest if each.drop_points.value < MOST_POINTS]
+    if affordable:
+        return max(affordable, key=lambda each: each.speed_up.value)
+    return min(largest, key=lambda each: each.drop_points.value)
