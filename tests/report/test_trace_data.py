@@ -15,6 +15,7 @@ RULES = [
     ("layer_reuse:k=3,layers=last,mode=output",),
     ("layer_reuse:k=2,layers=all,mode=mlp",),
     ("adaptive_layers:probe=1,threshold=0.5",),
+    ("previous_row:refresh=block", "near_rows"),
 ]
 
 
@@ -68,6 +69,24 @@ def test_layers_of_a_frame_count_the_row_layers_that_ran(tiny_model: Transformer
             assert sum(layers * len(rows_of(mlp)) for layers, _, mlp in shares) == step.mlp_run
             carried = sum(layers * len(rows_of(rows)) for layers, rows, _ in shares)
             assert carried == step.mlp_run + step.mlp_reused
+
+
+def test_hidden_rows_are_those_after_the_sub_block_and_no_layer_has_them(tiny_model: Transformer) -> None:
+    hidden = set()
+    for run in traced(engine_of(tiny_model, "near_rows"))[1]:
+        for frame in run["frames"]:
+            rows = rows_of(frame["hidden"])
+            hidden.add(frame["hidden"])
+            if frame["kind"] not in ("full", "sub"):
+                assert rows == []
+                continue
+            assert rows == list(range(max(rows_of(frame["sub_block"])) + 1, BLOCK))
+            for layers in frame["layers"]:
+                assert not any(set(rows) & set(rows_of(each)) for each in layers[2:])
+            assert not set(rows) & {row for row, _, _ in frame["proposals"]}
+    assert hidden == {"none", "4-7"}
+    for run in traced(engine_of(tiny_model, "trim"))[1]:
+        assert {frame["hidden"] for frame in run["frames"]} == {"none"}
 
 
 def test_changed_rows_are_those_revealed_before(tiny_model: Transformer) -> None:

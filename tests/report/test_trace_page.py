@@ -97,6 +97,25 @@ def test_squares_show_what_the_plan_says(chromium: Any, page: Path) -> None:
     assert text(chromium, ".reading").startswith("row 0, layer 0: ")
 
 
+def test_rows_that_are_not_there_yet_look_unlike_skipped_ones(
+    chromium: Any, tiny_model: Transformer, tmp_path: Path
+) -> None:
+    document = document_of([engine_of(tiny_model, "near_rows")])
+    path = tmp_path / "trace.html"
+    path.write_text(trace_page(document), encoding="utf-8")
+    open_page(chromium, path)
+    frames = document["samples"][0]["runs"][0]["frames"]
+    (first, *_) = (place for place, frame in enumerate(frames) if frame["hidden"] != "none")
+    slide(chromium, first)
+    layers = document["layers"]
+    assert count(chromium, ".block .cell.absent") == layers * BLOCK // 2
+    assert count(chromium, ".block .cell.skipped") == 0
+    chromium.execute_script("document.querySelector('.block .cell.absent').click()")
+    assert text(chromium, ".reading") == "row 4, layer 0: not there yet: neither computed nor attended to"
+    slide(chromium, len(frames) - 1)
+    assert count(chromium, ".block .cell.absent") == 0
+
+
 def test_keys_and_buttons_step_and_play(chromium: Any, page: Path) -> None:
     open_page(chromium, page)
     right, left, home, end = "\ue014", "\ue012", "\ue011", "\ue010"

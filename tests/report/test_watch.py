@@ -14,10 +14,17 @@ from rich.console import Console
 from stepsaver.engine.decoder import StepEvent
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.report.watch import Watch
+from stepsaver.report.watch import _legend as watch_legend
 from tests.conftest import GOLDEN
 from tests.report.traces import PROMPTS, engine_of
 
-RULES = [(), ("previous_row", "trim"), ("layer_reuse:k=3,layers=last,mode=output",), ("layer_reuse:k=2,mode=mlp",)]
+RULES = [
+    (),
+    ("previous_row", "trim"),
+    ("near_rows",),
+    ("layer_reuse:k=3,layers=last,mode=output",),
+    ("layer_reuse:k=2,mode=mlp",),
+]
 
 
 @pytest.mark.parametrize("rules", RULES, ids=lambda rules: "+".join(rules) or "none")
@@ -37,8 +44,29 @@ def test_every_step_can_be_shown(tiny_model: Transformer, rules: tuple[str, ...]
         assert "\x1b" not in each  # what a model writes is no order to the terminal
         assert len(each.splitlines()) < 24
     assert "[red]" in shown[0]
-    assert shown[0].startswith("sample 1 of 3 · block at position 0 · full step · 8 rows · ")
+    rows = 4 if rules == ("near_rows",) else 8
+    assert shown[0].startswith(f"sample 1 of 3 · block at position 0 · full step · {rows} rows · ")
     assert shown[-1].splitlines()[-1].startswith("20 tokens · ")
+
+
+def test_rows_that_are_not_there_yet_have_a_mark_of_their_own(tiny_model: Transformer) -> None:
+    engine = engine_of(tiny_model, "near_rows")
+    console = Console(file=io.StringIO(), width=80, height=24, record=True)
+    watch = Watch(engine, len(PROMPTS), str, console=console)
+    lines: dict[int, list[str]] = {}
+
+    def show(event: StepEvent) -> None:
+        console.print(watch.view(event))
+        marked = [line for line in console.export_text().splitlines() if line.lstrip().startswith(("row ", "layer"))]
+        lines.setdefault(event.plan.hidden, []).extend(marked)
+
+    list(engine.generate(PROMPTS, max_new_tokens=20, on_step=show))
+    assert lines.keys() == {0b11110000, 0}
+    assert all(line.count("┄") == 4 and line.rstrip().endswith("┄") for line in lines[0b11110000])
+    assert not any("┄" in line for line in lines[0])
+    legend = watch_legend()
+    assert "┄ not there yet" in legend
+    assert len(legend) <= 80
 
 
 def test_one_sample_is_followed_to_its_end(tiny_model: Transformer) -> None:

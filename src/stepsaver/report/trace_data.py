@@ -58,6 +58,7 @@ class Frame(TypedDict):
     start: int  # position of the block's first row; of the context's first row in a prefill
     tokens: list[int]  # of the block, before the step; none in a prefill
     rows: int
+    hidden: str  # not there yet: neither computed nor attended to
     sub_block: str
     changed: str
     proposals: list[Proposal]
@@ -204,6 +205,7 @@ def _frame(
         start=start,
         tokens=tokens,
         rows=step.rows,
+        hidden=describe(plan.hidden if plan else NO_ROWS),
         sub_block=describe(NO_ROWS),
         changed=describe(NO_ROWS),
         proposals=[],

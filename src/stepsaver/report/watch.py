@@ -17,7 +17,7 @@ from stepsaver.engine.rows import first_row
 from stepsaver.engine.state import Sample
 
 TEXT_TOKENS, TEXT_LINES = 400, 8  # of the text's end
-MASK = "░"
+MASK, HIDDEN = "░", "┄"
 COMPUTED, CHANGED, PARTLY, REUSED, KEYS, SKIPPED = "blue", "dark_orange", "cyan", "green", "grey50", "grey23"
 REVEALED = "bold black on yellow"
 KINDS = {"full": "full step", "sub": "sub-block step", "reused": "no forward"}
@@ -109,7 +109,8 @@ def _rows(event: StepEvent) -> Table:
     for run in event.plan.runs:
         line = Text()
         for row in range(size):
-            line.append("■".ljust(width), _cell_style(event, run, row))
+            mark = HIDDEN if event.plan.hidden >> row & 1 else "■"
+            line.append(mark.ljust(width), _cell_style(event, run, row))
         grid.add_row(_layers_label(run), line)
     return grid
 
@@ -117,7 +118,7 @@ def _rows(event: StepEvent) -> Table:
 _LEGEND = (
     (COMPUTED, "computed"),
     (CHANGED, "changed"),
-    (PARTLY, "one part reused"),
+    (PARTLY, "one part"),
     (REUSED, "reused"),
     (KEYS, "keys only"),
     (SKIPPED, "skipped"),
@@ -128,13 +129,17 @@ def _legend() -> Text:
     legend = Text()
     for style, name in _LEGEND:
         legend.append("■ ", style)
-        legend.append(name + "  ", "dim")
+        legend.append(name + " ", "dim")
+    legend.append(f"{HIDDEN} ", SKIPPED)
+    legend.append("not there yet", "dim")
     return legend
 
 
 def _row_mark(event: StepEvent, row: int, width: int) -> tuple[str, str]:
     if event.revealed >> row & 1:
         return "◆".ljust(width), "bold yellow"
+    if event.plan.hidden >> row & 1:
+        return HIDDEN.ljust(width), SKIPPED
     if event.masked >> row & 1:
         return MASK * width, _confidence_style(float(event.confidence[row]))
     return "·".ljust(width), ""

@@ -146,6 +146,7 @@ class Panel {
     const changed = parseRows(frame.changed);
     const revealed = parseRows(frame.revealed);
     const framed = parseRows(frame.sub_block);
+    this.hidden = parseRows(frame.hidden);
     const proposals = new Map(frame.proposals.map(([row, token, confidence]) => [row, { token, confidence }]));
     this.lines.forEach((line, row) => {
       const classes = line.root.classList;
@@ -153,6 +154,7 @@ class Panel {
       classes.toggle("frame-first", framed.has(row) && !framed.has(row - 1));
       classes.toggle("frame-last", framed.has(row) && !framed.has(row + 1));
       classes.toggle("changed", changed.has(row));
+      classes.toggle("hidden-row", this.hidden.has(row));
       this.showToken(line, row, proposals.get(row), revealed.has(row));
       line.cells.forEach((cell, layer) => (cell.className = `cell ${this.stateOf(row, layer).name}`));
     });
@@ -181,7 +183,7 @@ class Panel {
   stateOf(row, layer) {
     const found = this.layers.find(([first, end]) => first <= layer && layer < end);
     const [carried, attention, keys, mlp] = found ? found.slice(2).map((rows) => rows.has(row)) : [];
-    let name = "skipped";
+    let name = this.hidden.has(row) ? "absent" : "skipped";
     if (attention && mlp) name = "computed";
     else if (attention || mlp) name = "partly";
     else if (carried) name = "reused";
@@ -196,7 +198,8 @@ class Panel {
     const part = (runs) => (runs ? "computed" : carried ? "delta reused" : "not needed");
     const detail = `attention ${part(attention)}, MLP ${part(mlp)}, keys and values ${keys ? "written" : "kept"}`;
     const changed = parseRows(this.frame.changed).has(row) ? ", changed" : "";
-    this.reading.textContent = `row ${row}${changed}, layer ${layer}: ${name === "skipped" ? "skipped" : detail}`;
+    const done = { skipped: "skipped", absent: "not there yet: neither computed nor attended to" }[name] ?? detail;
+    this.reading.textContent = `row ${row}${changed}, layer ${layer}: ${done}`;
   }
 
   showText() {
