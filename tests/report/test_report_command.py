@@ -13,6 +13,7 @@ import pytest
 
 from stepsaver.bench.experiments import find_experiment
 from stepsaver.cli import main
+from stepsaver.commands.demo import WAYS_THAT_PAY
 from stepsaver.report.documents import read_documents
 from stepsaver.report.reading import read_stored_task
 from tests.evaluation.tiny_folder import write_model_folder
@@ -252,7 +253,8 @@ def test_a_demonstration_changes_nothing_but_results(
 ) -> None:
     experiments = Path(__file__).parents[2] / "experiments"
     leave = shutil.ignore_patterns("results", "logs", "report.html", "traces")
-    shutil.copytree(experiments / "00_baseline", tmp_path / "experiments" / "00_baseline", ignore=leave)
+    for name in ("00_baseline", *(name for name, _ in WAYS_THAT_PAY)):
+        shutil.copytree(experiments / name, tmp_path / "experiments" / name, ignore=leave)
     monkeypatch.chdir(tmp_path)
 
     def tracked() -> dict[Path, bytes]:
@@ -267,6 +269,10 @@ def test_a_demonstration_changes_nothing_but_results(
     folder = tmp_path / "experiments" / "00_baseline" / "results" / "mini_gsm8k_limit_1"
     assert printed[-2:] == [str(folder / "results.md"), str(folder / "report.html")]
     assert "Complete Results Table" in (folder / "results.md").read_text()
+    shown = ("k1_first ", "k3_last ", "window_trim_near_light ")
+    tables = [line.split()[0] for line in printed if line.startswith(shown)]
+    assert tables == 2 * ["k1_first", "k3_last", "k1_first", "window_trim_near_light"]
+    assert printed[-4].startswith("Use ")
 
 
 def test_a_clone_reads_artifacts_where_it_has_no_results(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,14 +54,14 @@ def _judge_against(judged: list[ConfigVerdict]) -> Verdict:
     confirmed = [each for each in judged if each.outcome == "confirmed"]
     if confirmed:
         best = max(confirmed, key=lambda each: each.speed_up.value)
-        return Verdict("confirmed", f"Confirmed by {best.config}: {_figures(best)}.", tuple(judged))
+        return Verdict("confirmed", f"Confirmed by {best.config}: {figures(best)}.", tuple(judged))
     if all(each.outcome == "rejected" for each in judged):
         best = max(judged, key=lambda each: each.speed_up.value)
         return Verdict(
-            "rejected", f"Rejected: no config holds; the fastest is {best.config}, {_figures(best)}.", tuple(judged)
+            "rejected", f"Rejected: no config holds; the fastest is {best.config}, {figures(best)}.", tuple(judged)
         )
     nearest = next(each for each in judged if each.outcome == "undecided")
-    return Verdict("undecided", f"Undecided: {nearest.config}: {nearest.reason} ({_figures(nearest)}).", tuple(judged))
+    return Verdict("undecided", f"Undecided: {nearest.config}: {nearest.reason} ({figures(nearest)}).", tuple(judged))
 
 
 def smaller_speed_up(summary: dict[str, Any]) -> Interval:
@@ -84,13 +84,13 @@ def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Suc
     if summary["speed_up_chunks"] < LEAST_CHUNKS:
         return "undecided", f"only {summary['speed_up_chunks']} of at least {LEAST_CHUNKS} chunks are timed"
     wanted, unwanted = success.confirm_if, success.reject_if
-    if _surely(up, wanted.speed_up) and _surely(drop, wanted.drop_points):
+    if surely(up, wanted.speed_up) and surely(drop, wanted.drop_points):
         if wanted.speed_up.is_measured or wanted.drop_points.is_measured:
             return "confirmed", f"the speed-up is {_bound(wanted.speed_up)}, the drop {_bound(wanted.drop_points)}"
         return "confirmed", "both bounds hold on the intervals"
-    if _surely(up, unwanted.speed_up):
+    if surely(up, unwanted.speed_up):
         return "rejected", f"the speed-up is {_bound(unwanted.speed_up)}"
-    if _surely(drop, unwanted.drop_points):
+    if surely(drop, unwanted.drop_points):
         return "rejected", f"the drop is {_bound(unwanted.drop_points, 'points')}"
     if _surely_not(up, wanted.speed_up):
         return "rejected", f"the speed-up is not {_bound(wanted.speed_up)}"
@@ -117,7 +117,8 @@ def _bound(condition: Condition, unit: str = "") -> str:
     return f"{number} {'as measured' if condition.is_measured else 'on its interval'}"
 
 
-def _surely(interval: Interval, condition: Condition) -> bool:
+def surely(interval: Interval, condition: Condition) -> bool:
+    """Whether a bound holds on the whole interval, or of the value if that is what it asks for."""
     if condition.is_measured:
         return interval.value > condition.bound if condition.sign == ">" else interval.value < condition.bound
     return interval.low > condition.bound if condition.sign == ">" else interval.high < condition.bound
@@ -125,7 +126,7 @@ def _surely(interval: Interval, condition: Condition) -> bool:
 
 def _surely_not(interval: Interval, condition: Condition) -> bool:
     if condition.is_measured:
-        return not _surely(interval, condition)
+        return not surely(interval, condition)
     return interval.high <= condition.bound if condition.sign == ">" else interval.low >= condition.bound
 
 
@@ -143,7 +144,8 @@ def _what_would_decide(up: Interval, drop: Interval, summary: dict[str, Any], su
     return f"about {ceil((factor - 1) * summary['samples'])} more samples would decide it"
 
 
-def _figures(each: ConfigVerdict) -> str:
+def figures(each: ConfigVerdict) -> str:
+    """Speed-up and drop with their intervals, in words."""
     up, drop = each.speed_up, each.drop_points
     speed = "no speed-up" if isnan(up.value) else f"{up.value:.2f}x [{up.low:.2f}, {up.high:.2f}]"
     return f"{speed} at a drop of {drop.value:.1f} [{drop.low:.1f}, {drop.high:.1f}] points"

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         if (given := getattr(options, name)) is not None and given < 1:
             raise UsageError(f"--{name.replace('_', '-')} {given} is not positive")
     runner, resources = find_runner(options.runner), _resources(options, experiment.spec.resources)
-    request = _request(options, chosen)
+    request = request_of(options, chosen)
     for remark in experiment.remarks:
         print(f"note: {remark}", file=sys.stderr)
     if options.dry_run:
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     with counting_progress("running") as progress:
         is_done = runner.launch(shards, logs, resources, progress)
     if is_done:
-        return _show_results(chosen, request, as_json=options.json)
+        return show_results(chosen, request, as_json=options.json)
     job = job_states(logs)[-1]
     print(json.dumps({"job": job.job, "shards": job.shards}) if options.json else f"submitted {job}\nlogs: {logs}")
     return 0
@@ -99,7 +99,7 @@ def _resources(options: argparse.Namespace, stored: "Resources") -> "Resources":
         raise UsageError(f"--slurm: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
 
 
-def _request(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
+def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
     from stepsaver.bench.run import RunOptions
 
     experiment = chosen.experiment
@@ -114,7 +114,18 @@ def _request(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
     )
 
 
-def _show_results(chosen: Chosen, request: "RunOptions", *, as_json: bool) -> int:
+def run_here(chosen: Chosen, request: "RunOptions") -> int:
+    """Runs what is missing in this process and shows the results, of an experiment that may be in no file."""
+    from stepsaver.bench.run import make_shards, prepare
+
+    prepare(chosen.results)
+    (shard,) = make_shards(chosen.experiment, request, 1, share_machine=True)
+    with counting_progress("running") as progress:
+        shard.run(progress)
+    return show_results(chosen, request)
+
+
+def show_results(chosen: Chosen, request: "RunOptions", *, as_json: bool = False) -> int:
     from stepsaver.bench.experiments import read_summaries
     from stepsaver.bench.run import with_baselines
     from stepsaver.bench.verdict import judge
