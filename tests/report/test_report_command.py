@@ -269,9 +269,9 @@ def test_a_demonstration_changes_nothing_but_results(
     folder = tmp_path / "experiments" / "00_baseline" / "results" / "mini_gsm8k_limit_1"
     assert printed[-2:] == [str(folder / "results.md"), str(folder / "report.html")]
     assert "Complete Results Table" in (folder / "results.md").read_text()
-    shown = ("k1_first ", "k3_last ", "window_trim_near_light ")
+    shown = ("k1_first ", "k3_last ", "window_trim_near_light ", "verified_16 ")
     tables = [line.split()[0] for line in printed if line.startswith(shown)]
-    assert tables == 2 * ["k1_first", "k3_last", "k1_first", "window_trim_near_light"]
+    assert tables == 2 * ["k1_first", "k3_last", "k1_first", "window_trim_near_light", "verified_16"]
     assert printed[-4].startswith("Use ")
 
 

@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from stepsaver.engine.base_plan import commit_plan
+from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.decoding import resolve_decoding
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.report.trace_data import Frame, Run, first_difference
+from stepsaver.report.trace_data import Frame, Proposal, Run, _denoising_frame, _Seen, first_difference
 from tests.report.traces import BLOCK, PROMPTS, document_of, engine_of, traced
 
 RULES = [
@@ -142,3 +144,46 @@ def test_a_prefill_that_predicts_gives_the_first_token(tiny_model: Transformer) 
     run = traced(engine_of(tiny_model))[1][1]  # its prompt is exactly one block
     assert [frame["kind"] for frame in run["frames"][:2]] == ["prefill", "full"]
     assert run["frames"][0]["positions"] == [BLOCK]
+
+
+@pytest.mark.parametrize(
+    ("written", "revealed", "accepted", "rejected"),
+    [
+        ([11, 12, 13, 14], 4, "1-3", "none"),  # all of the draft, and a token more
+        ([11, 12, 99, 98], 3, "1-2", "3"),  # two, and its own token instead of the third
+        ([99, 12, 13, 14], 1, "none", "1-3"),  # what agrees after the first that does not is thrown away
+    ],
+)
+def test_a_verification_says_which_drafted_rows_it_kept(
+    tiny_model: Transformer, written: list[int], revealed: int, accepted: str, rejected: str
+) -> None:
+    layers = tiny_model.config.layers
+    plan = commit_plan(4, layers=layers)
+    proposals = [Proposal(row, token, 0.5) for row, token in enumerate(written, 1)]
+    seen = _Seen(plan, 16, [10, 11, 12, 13, 0], 0b11110, 0, proposals, sum(1 << row for row in range(1, revealed + 1)))
+    step = traced(engine_of(tiny_model))[0][0].steps[-1]._replace(kind="verify")
+    frame = _denoising_frame(step, seen)
+    assert (frame["accepted"], frame["rejected"]) == (accepted, rejected)
+    assert frame["positions"] == list(range(17, 17 + revealed))
+    other = _denoising_frame(step._replace(kind="full"), seen)
+    assert (other["accepted"], other["rejected"]) == ("none", "none")
+
+
+@pytest.mark.parametrize("text", ["verified:span=4", "verified:span=4,ahead=always", "verified:span=3,context=block"])
+def test_frames_of_verified_drafts_replay_the_text(tiny_model: Transformer, text: str) -> None:
+    completions, runs = traced(engine_of(tiny_model, policy=parse_policy(text)))
+    kept = thrown = 0
+    for prompt, completion, run in zip(PROMPTS, completions, runs, strict=True):
+        assert [frame["kind"] for frame in run["frames"]] == [step.kind for step in completion.steps]
+        words = dict(enumerate(completion.ids, len(prompt)))
+        assert sorted(position for frame in run["frames"] for position in frame["positions"]) == sorted(words)
+        for frame in (each for each in run["frames"] if each["kind"] == "verify"):
+            written = {row: token for row, token, _ in frame["proposals"]}
+            accepted, rejected, revealed = (rows_of(frame[name]) for name in ("accepted", "rejected", "revealed"))  # type: ignore[literal-required]
+            assert revealed == list(range(1, len(accepted) + 2))[: len(revealed)]
+            assert all(frame["tokens"][row] == written[row] for row in accepted)
+            assert all(words.get(frame["start"] + row, written[row]) == written[row] for row in revealed)
+            assert not rejected or rejected[0] == len(accepted) + 1
+            kept, thrown = kept + len(accepted), thrown + len(rejected)
+    assert kept
+    assert thrown

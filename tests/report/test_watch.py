@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
+from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.decoder import StepEvent
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.report.watch import Watch
@@ -67,6 +68,26 @@ def test_rows_that_are_not_there_yet_have_a_mark_of_their_own(tiny_model: Transf
     legend = watch_legend()
     assert "┄ not there yet" in legend
     assert len(legend) <= 80
+
+
+@pytest.mark.parametrize("policy", ["verified:span=4", "verified:span=3,context=block"])
+def test_drafts_and_their_verification_can_be_shown(tiny_model: Transformer, policy: str) -> None:
+    engine = engine_of(tiny_model, policy=parse_policy(policy))
+    console = Console(file=io.StringIO(), width=80, height=24, record=True)
+    watch = Watch(engine, len(PROMPTS), str, console=console)
+    shown: dict[str, list[str]] = {}
+
+    def show(event: StepEvent) -> None:
+        console.print(watch.view(event))
+        lines = console.export_text().splitlines()
+        (marks,) = (line for line in lines if line.lstrip().startswith("row "))
+        rejected = marks.count("✗")
+        assert rejected == (max(0, len(event.tokens) - 2 - event.revealed.bit_count()) if "verif" in lines[0] else 0)
+        shown.setdefault(lines[0].split(" · ")[2], []).append(marks)
+
+    list(engine.generate(PROMPTS, max_new_tokens=20, on_step=show))
+    assert shown.keys() == {"draft", "verification"}
+    assert any("✗" in line for line in shown["verification"])
 
 
 def test_one_sample_is_followed_to_its_end(tiny_model: Transformer) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from stepsaver.engine.decode.policy import Policy
 from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.decoding import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine
@@ -13,10 +14,16 @@ BLOCK = 8
 PROMPTS = [(5, 6, 7), tuple(range(3, 3 + BLOCK)), tuple(range(20, 20 + 2 * BLOCK + 3))]
 
 
-def engine_of(model: Transformer, *rules: str, stop_ids: tuple[int, ...] = (), max_batch: int = 2) -> Engine:
+def engine_of(
+    model: Transformer,
+    *rules: str,
+    stop_ids: tuple[int, ...] = (),
+    max_batch: int = 2,
+    policy: Policy | None = None,
+) -> Engine:
     return Engine(
         model,
-        decode=Threshold(0.5),
+        decode=policy or Threshold(0.5),
         reuse=tuple(map(parse_rule, rules)),
         max_batch=max_batch,
         decoding=resolve_decoding(model.config, sub_block_size=4, stop_ids=stop_ids),

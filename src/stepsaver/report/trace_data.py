@@ -15,7 +15,7 @@ from stepsaver.engine.base_plan import commit_plan
 from stepsaver.engine.decoder import StepEvent
 from stepsaver.engine.engine import Completion, Engine
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_list
+from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_list, rows_between
 from stepsaver.engine.trace import SampleStep
 
 Text = Callable[[int], str]
@@ -63,6 +63,8 @@ class Frame(TypedDict):
     changed: str
     proposals: list[Proposal]
     revealed: str
+    accepted: str  # of a verification: drafted rows that it would have written itself
+    rejected: str  # and those that it would not, or that come after one
     layers: list[Layers]
     positions: list[int]  # of the text, that became known in this frame
     totals: Totals
@@ -194,7 +196,20 @@ def _denoising_frame(step: SampleStep, seen: _Seen) -> Frame:
     frame["changed"] = describe(seen.changed if step.step else NO_ROWS)
     frame["proposals"] = seen.proposals
     frame["revealed"] = describe(seen.revealed)
+    if step.kind == "verify":
+        frame["accepted"], frame["rejected"] = map(describe, _verified(seen))
     return frame
+
+
+def _verified(seen: _Seen) -> tuple[Rows, Rows]:
+    """The drafted rows that a verification kept and those that it threw away.
+
+    Its first row is the last known one, and the row after its last one was not drafted.
+    """
+    drafted = rows_between(1, len(seen.tokens) - 1)
+    same = sum(1 << row for row, token, _ in seen.proposals if seen.tokens[row] == token)
+    accepted = drafted & seen.revealed & same
+    return accepted, drafted & ~accepted
 
 
 def _frame(
@@ -210,6 +225,8 @@ def _frame(
         changed=describe(NO_ROWS),
         proposals=[],
         revealed=describe(NO_ROWS),
+        accepted=describe(NO_ROWS),
+        rejected=describe(NO_ROWS),
         layers=_layers(plan) if plan else [],
         positions=positions,
         totals=_NO_TOTALS,

@@ -1,6 +1,7 @@
 """A decode live in the terminal: the text so far, the block's rows, which layers run on them, and what it cost."""
 
 from collections.abc import Callable
+from math import nan
 from time import sleep
 from types import TracebackType
 from typing import Self
@@ -20,7 +21,13 @@ TEXT_TOKENS, TEXT_LINES = 400, 8  # of the text's end
 MASK, HIDDEN = "░", "┄"
 COMPUTED, CHANGED, PARTLY, REUSED, KEYS, SKIPPED = "blue", "dark_orange", "cyan", "green", "grey50", "grey23"
 REVEALED = "bold black on yellow"
-KINDS = {"full": "full step", "sub": "sub-block step", "reused": "no forward"}
+KINDS = {
+    "full": "full step",
+    "sub": "sub-block step",
+    "reused": "no forward",
+    "draft": "draft",
+    "verify": "verification",
+}
 
 
 class Watch:
@@ -77,12 +84,14 @@ class Watch:
         start = max(0, len(sample.context) - TEXT_TOKENS)
         for position, token in enumerate(sample.context[start:], start):
             words.append(self._printable(token), "dim" if position < len(sample.request.prompt) else "")
-        for row, token in enumerate(sample.block.tokens.tolist()):
+        for position, token in enumerate(sample.block.tokens.tolist(), sample.block.start):
+            row = position - event.start  # a draft's rows do not begin with the block's
+            is_here = 0 <= row < len(event.tokens)
             if token == self._mask_id:
-                words.append(MASK, _confidence_style(float(event.confidence[row])))
+                words.append(MASK, _confidence_style(float(event.confidence[row]) if is_here else nan))
             else:
-                is_given = sample.block.start + row < len(sample.request.prompt)
-                style = REVEALED if event.revealed >> row & 1 else "dim" if is_given else ""
+                is_given = position < len(sample.request.prompt)
+                style = REVEALED if is_here and event.revealed >> row & 1 else "dim" if is_given else ""
                 words.append(self._printable(token), style)
         console = self._live.console
         return Text("\n").join(words.wrap(console, console.width)[-TEXT_LINES:])
@@ -140,6 +149,8 @@ def _row_mark(event: StepEvent, row: int, width: int) -> tuple[str, str]:
         return "◆".ljust(width), "bold yellow"
     if event.plan.hidden >> row & 1:
         return HIDDEN.ljust(width), SKIPPED
+    if event.plan.kind == "verify" and 0 < row < len(event.tokens) - 1:
+        return "✗".ljust(width), "red"  # drafted, and not what the causal rows say
     if event.masked >> row & 1:
         return MASK * width, _confidence_style(float(event.confidence[row]))
     return "·".ljust(width), ""

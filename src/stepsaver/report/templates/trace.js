@@ -3,7 +3,10 @@
 
 const trace = JSON.parse(document.getElementById("data").textContent);
 const MASK = "░";
-const KINDS = { prefill: "prefill", full: "full step", sub: "sub-block step", commit: "commit", reused: "no forward" };
+const KINDS = {
+  prefill: "prefill", full: "full step", sub: "sub-block step", commit: "commit", reused: "no forward",
+  draft: "draft", verify: "verification",
+};
 const FIGURES = [
   ["tokens", "tokens", null],
   ["forwards", "forwards", null],
@@ -147,6 +150,8 @@ class Panel {
     const revealed = parseRows(frame.revealed);
     const framed = parseRows(frame.sub_block);
     this.hidden = parseRows(frame.hidden);
+    this.accepted = parseRows(frame.accepted);
+    this.rejected = parseRows(frame.rejected);
     const proposals = new Map(frame.proposals.map(([row, token, confidence]) => [row, { token, confidence }]));
     this.lines.forEach((line, row) => {
       const classes = line.root.classList;
@@ -165,10 +170,13 @@ class Panel {
     const id = frame.tokens[row];
     const position = frame.start + row;
     const isMasked = id === trace.mask_id && !isFresh;
-    const shown = id === trace.mask_id && proposal ? proposal.token : id;
+    // a verification writes its own token where the draft is wrong; drafts after that one are struck out
+    const shown = (id === trace.mask_id || isFresh) && proposal ? proposal.token : id;
     const names = ["token"];
     if (isMasked) names.push("masked");
     if (isFresh) names.push("fresh");
+    if (this.accepted.has(row)) names.push("accepted");
+    if (this.rejected.has(row)) names.push(isFresh ? "corrected" : "rejected");
     if (position < this.sample.prompt.length) names.push("given");
     if (this.isApart(position) && !isMasked) names.push("apart");
     line.token.className = names.join(" ");
