@@ -6,14 +6,15 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 FOLDER = "src/stepsaver/engine/kernels"
-source = b"".join((Path(__file__).parent / FOLDER / name).read_bytes() for name in ("kernels.c", "rows.h"))
+SOURCES = ("kernels.c", "rows.h", "multiply.c", "multiply_rows.h")  # in the order of kernels/__init__.py
+source = b"".join((Path(__file__).parent / FOLDER / name).read_bytes() for name in SOURCES)
 
 setup(
     ext_modules=[
         Extension(
             "stepsaver.engine.kernels._kernels",
-            [f"{FOLDER}/kernels.c"],
-            depends=[f"{FOLDER}/rows.h"],
+            [f"{FOLDER}/{name}" for name in SOURCES if name.endswith(".c")],
+            depends=[f"{FOLDER}/{name}" for name in SOURCES if name.endswith(".h")],
             define_macros=[("SOURCE_HASH", f'"{hashlib.sha256(source).hexdigest()[:16]}"')],
             extra_compile_args=["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"],
             extra_link_args=["-fopenmp"],

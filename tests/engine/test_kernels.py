@@ -1,5 +1,6 @@
 """The kernels between the matrix multiplications, against the same in torch's operations and double precision."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -51,6 +52,15 @@ def test_what_is_added_before_scaling_stays_in_the_rows(rows: int, width: int, s
     scaled = kernels.scale_rows(x, 1e-6, added)
     assert torch.equal(x, total)
     assert torch.equal(scaled, kernels.scale_rows(total, 1e-6))
+
+
+@built
+@settings(max_examples=40, deadline=None)
+@given(rows=sizes, width=widths, seed=seeds)
+def test_columns_are_multiplied_by_their_factors(rows: int, width: int, seed: int) -> None:
+    x, added, columns = numbers(seed, rows, width), numbers(seed + 1, rows, width), numbers(seed + 2, width)
+    expected = kernels.scale_rows(x + added, 1e-6) * columns
+    assert torch.equal(kernels.scale_rows(x, 1e-6, added, columns), expected)
 
 
 @built
@@ -290,7 +300,61 @@ def test_kernels_serve_single_precision_on_the_cpu_alone() -> None:
     assert not kernels.serve(torch.float32, torch.device("cuda"))
 
 
-@pytest.mark.parametrize(("setting", "served"), [("0", False), pytest.param("plain", True, marks=built)])
+halved = pytest.mark.skipif(not kernels.multiplies_halves(), reason="no multiplication by 16-bit weights here")
+
+
+def in_blocks(weight: torch.Tensor) -> torch.Tensor:
+    outputs, inputs = weight.shape
+    padded = torch.zeros(-(-outputs // kernels.BLOCK) * kernels.BLOCK, inputs, dtype=torch.float16)
+    padded[:outputs] = weight
+    return padded.unflatten(0, (-1, kernels.BLOCK)).transpose(1, 2).contiguous()
+
+
+@halved
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 45),
+    inputs=st.integers(1, 300) | st.sampled_from([511, 512, 513, 1025]),
+    outputs=st.integers(1, 140),
+    with_bias=st.booleans(),
+    seed=seeds,
+)
+def test_halves_are_multiplied_row_by_row_and_nothing_beside_is_touched(
+    rows: int, inputs: int, outputs: int, with_bias: bool, seed: int
+) -> None:
+    """Against double precision, bit for bit alike for a row alone; from strided rows into columns of a wider tensor."""
+    weight = numbers(seed, outputs, inputs, spread=0.1).half()
+    bias = numbers(seed + 1, outputs) if with_bias else None
+    x = numbers(seed + 2, rows, inputs + 3)[:, :inputs]
+    out = torch.full((rows, outputs + 4), 7.0)
+    with threads(4):
+        kernels.multiply(x, in_blocks(weight), bias, out[:, 2:-2])
+    assert (out[:, :2] == 7.0).all()
+    assert (out[:, -2:] == 7.0).all()
+    exact = x.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
+    terms = x.double().abs() @ weight.double().abs().t() + (0.0 if bias is None else bias.double().abs())
+    assert ((out[:, 2:-2] - exact).abs() <= 2e-6 * terms).all()
+    for row in range(0, rows, 4):
+        alone = torch.empty(1, outputs)
+        kernels.multiply(x[row : row + 1], in_blocks(weight), bias, alone)
+        assert torch.equal(alone[0], out[row, 2:-2])
+
+
+@halved
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_halves_hide_nothing_that_is_not_finite(wrong: float) -> None:
+    x = torch.ones(20, 40)
+    x[3, 17] = wrong
+    out = torch.empty(20, 40)
+    kernels.multiply(x, in_blocks(torch.ones(40, 40).half()), None, out)
+    assert not torch.isfinite(out[3]).any()
+    assert torch.isfinite(out[torch.arange(20) != 3]).all()
+
+
+@pytest.mark.parametrize(
+    ("setting", "served"),
+    [("0", False), pytest.param("plain", True, marks=built), pytest.param("avx2", True, marks=built)],
+)
 def test_decoding_equals_the_reference_with_fewer_kernels_too(setting: str, served: bool) -> None:
     """Without any, and with those of a processor that has no wide instructions."""
     script = (
@@ -298,12 +362,34 @@ def test_decoding_equals_the_reference_with_fewer_kernels_too(setting: str, serv
         "from tests.engine.test_kernels import decode_golden; "
         f"assert kernels.serve(torch.float32, torch.device('cpu')) is {served}; decode_golden()"
     )
-    environment = os.environ | {"STEPSAVER_KERNELS": setting, "PYTHONPATH": str(Path(__file__).parents[2])}
-    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    ran = run_with_kernels(setting, script)
     assert ran.returncode == 0, ran.stderr
+
+
+def run_with_kernels(setting: str, script: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    environment = os.environ | {"STEPSAVER_KERNELS": setting, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
 
 
 def decode_golden() -> None:
     model = load_model(GOLDEN, dtype=torch.float32)
     for case in read_golden(GOLDEN)["cases"][:4]:
         assert_equal_to_reference(case, decode_case(model, case))
+
+
+@halved
+def test_halves_are_multiplied_by_narrower_vectors_too() -> None:
+    """As on a processor without AVX-512: bit for bit the same sums, two vectors for one."""
+    weight, x = numbers(0, 70, 600, spread=0.1).half(), numbers(1, 20, 600)
+    out = torch.empty(20, 70)
+    kernels.multiply(x, in_blocks(weight), None, out)
+    script = (
+        "import torch; from stepsaver.engine import kernels; from tests.engine.test_kernels import in_blocks, numbers\n"
+        "out = torch.empty(20, 70)\n"
+        "kernels.multiply(numbers(1, 20, 600), in_blocks(numbers(0, 70, 600, spread=0.1).half()), None, out)\n"
+        "print(out.double().tolist())"
+    )
+    ran = run_with_kernels("avx2", script)
+    assert ran.returncode == 0, ran.stderr
+    assert torch.equal(torch.tensor(json.loads(ran.stdout), dtype=torch.float64), out.double())

@@ -14,6 +14,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models import linear
 from stepsaver.engine.models.architecture import architectures
 from stepsaver.engine.models.config import parse_config, read_config
+from stepsaver.engine.models.layouts import Packed
 from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.load import load_model, random_model, save_weights
 from stepsaver.engine.models.rope import Rope, rotate, rotation_table
@@ -187,11 +188,12 @@ def test_packed_weights_multiply_like_plain_ones(bias: bool, monkeypatch: pytest
     x = torch.randn(7, 40)
     with torch.inference_mode():
         plain = [layer.project(x), layer.project(x, (0, 32)), layer.project(x, (32, 96))]
-        layer.prepare((0, 32), (32, 96))
-        if not layer.is_packed:
+        layer.prepare((0, 32), (32, 96), weights="float32")
+        if not isinstance(layer.layout, Packed):
             pytest.skip("this build of torch packs no weights")
         packed = [layer.project(x), layer.project(x, (0, 32)), layer.project(x, (32, 96))]
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(plain, packed, strict=True))
+    assert layer.weight is None, "the packed weight is the only one"
 
 
 def test_a_packed_model_decodes_the_golden_case(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
-"""The few operations of our own: what lies between the matrix multiplications of a layer, on a CPU in float32.
+"""The few operations of our own, on a CPU in float32: what lies between the matrix multiplications of a layer, and the
+multiplication of rows by weights that are kept in half precision.
 
-`kernels.c` is compiled when the package is installed, if there is a compiler. Without it, in other precisions and on a
-GPU the same is done by torch's operations, right beside the calls of these; with `STEPSAVER_KERNELS=0` everywhere. With
-`STEPSAVER_KERNELS=plain` the kernels use no instructions that only some processors have.
+The C beside this is compiled when the package is installed, if there is a compiler. Without it, in other precisions and
+on a GPU the same is done by torch's operations, right beside the calls of these; with `STEPSAVER_KERNELS=0` everywhere.
+With `STEPSAVER_KERNELS=plain` the kernels use no instructions that only some processors have, with `avx2` none beyond.
 """
 
 import ctypes
@@ -17,15 +18,17 @@ import torch  # before the kernels, which then share its threads if it uses the 
 from torch import Tensor
 
 SIGNATURES = {
-    "stepsaver_scale_rows": (c_void_p, c_void_p, c_void_p, c_long, c_long, c_float),
+    "stepsaver_scale_rows": (*[c_void_p] * 4, c_long, c_long, c_float),
+    "stepsaver_multiply": (*[c_void_p] * 4, *[c_long] * 5),
     "stepsaver_silu_product": (c_void_p, c_void_p, c_long, c_long),
     "stepsaver_copy_rows": (*[c_void_p] * 3, *[c_long] * 2),
     "stepsaver_mix": (*[c_void_p] * 7, *[c_long] * 6, c_float),
     "stepsaver_most_likely": (c_void_p, c_void_p, c_long, c_long, c_long),
 }
 
+BLOCK = 32  # outputs that lie side by side in a weight of half precision
 FOLDER = Path(__file__).parent
-SOURCES = ("kernels.c", "rows.h")
+SOURCES = ("kernels.c", "rows.h", "multiply.c", "multiply_rows.h")
 
 
 class Unusable(Exception):
@@ -48,6 +51,7 @@ def _load() -> ctypes.CDLL:
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
+    library.stepsaver_multiplies_halves.restype = c_long
     return library
 
 
@@ -69,6 +73,7 @@ try:
     _library = _load()
     LONGEST_CONTEXT = c_long.in_dll(_library, "stepsaver_longest_context").value
     LONGEST_HEAD = c_long.in_dll(_library, "stepsaver_longest_head").value
+    assert c_long.in_dll(_library, "stepsaver_block").value == BLOCK
 except Unusable as error:
     problem, LONGEST_CONTEXT, LONGEST_HEAD = str(error), 0, 0
 
@@ -78,8 +83,10 @@ def serve(dtype: torch.dtype, device: torch.device) -> bool:
     return _library is not None and dtype == torch.float32 and device.type == "cpu"
 
 
-def scale_rows(x_ND: Tensor, floor_squared: float, added: Tensor | None = None) -> Tensor:
-    """Each row divided by the square root of the sum of its squares and `floor_squared`.
+def scale_rows(
+    x_ND: Tensor, floor_squared: float, added: Tensor | None = None, columns: Tensor | None = None
+) -> Tensor:
+    """Each row divided by the square root of the sum of its squares and `floor_squared`, times `columns`.
 
     With `added`, this is added to the rows first, in place.
     """
@@ -87,17 +94,53 @@ def scale_rows(x_ND: Tensor, floor_squared: float, added: Tensor | None = None) 
     assert x_ND.dtype == torch.float32
     assert x_ND.is_contiguous()
     assert added is None or (added.dtype == x_ND.dtype and added.is_contiguous() and added.shape == x_ND.shape)
-    out = torch.empty_like(x_ND)
     width = x_ND.shape[-1]
+    assert columns is None or (columns.dtype == x_ND.dtype and columns.shape == (width,) and columns.is_contiguous())
+    out = torch.empty_like(x_ND)
     _library.stepsaver_scale_rows(
         x_ND.data_ptr(),
         None if added is None else added.data_ptr(),
+        None if columns is None else columns.data_ptr(),
         out.data_ptr(),
         x_ND.numel() // width,
         width,
         floor_squared,
     )
     return out
+
+
+def multiplies_halves() -> bool:
+    """Whether there is a multiplication by weights in half precision for this processor."""
+    return _library is not None and bool(_library.stepsaver_multiplies_halves())
+
+
+def multiply(x_ND: Tensor, blocks: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Fills `out`, which may be columns of a wider tensor, with the rows times a weight in half precision.
+
+    The weight lies in [blocks, inputs, BLOCK]: outputs side by side, zeros after the last one.
+    """
+    assert _library is not None
+    rows, inputs = x_ND.shape
+    outputs = out.shape[1]
+    assert x_ND.dtype == out.dtype == torch.float32
+    assert blocks.dtype == torch.float16
+    assert x_ND.stride(1) == 1 or inputs == 1
+    assert out.stride(1) == 1 or outputs == 1
+    assert out.shape[0] == rows
+    assert blocks.is_contiguous()
+    assert blocks.shape == ((outputs + BLOCK - 1) // BLOCK, inputs, BLOCK)
+    assert bias is None or (bias.dtype == torch.float32 and bias.shape == (outputs,) and bias.is_contiguous())
+    _library.stepsaver_multiply(
+        x_ND.data_ptr(),
+        blocks.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        rows,
+        inputs,
+        outputs,
+        x_ND.stride(0),
+        out.stride(0),
+    )
 
 
 def silu_product(gate_up: Tensor) -> Tensor:

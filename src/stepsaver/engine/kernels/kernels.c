@@ -58,7 +58,7 @@ typedef struct {
 #undef OF
 
 typedef struct {
-    void (*scale)(float *, const float *, float *, long, float);
+    void (*scale)(float *, const float *, const float *, float *, long, float);
     void (*silu_product)(const float *, const float *, float *, long);
     void (*norm_heads)(float *, const float *, long, long, float);
     void (*rotate)(float *, const float *, const float *, long, long);
@@ -93,10 +93,12 @@ __attribute__((constructor)) static void choose_instructions(void) {
 /* numbers from which on a second thread pays */
 #define MANY 16384
 
-void stepsaver_scale_rows(float *x, const float *added, float *out, long rows, long width, float floor_squared) {
+void stepsaver_scale_rows(float *x, const float *added, const float *columns, float *out, long rows, long width,
+                          float floor_squared) {
 #pragma omp parallel for if (rows * width > MANY)
     for (long row = 0; row < rows; row++)
-        rows_of->scale(x + row * width, added ? added + row * width : NULL, out + row * width, width, floor_squared);
+        rows_of->scale(x + row * width, added ? added + row * width : NULL, columns, out + row * width, width,
+                       floor_squared);
 }
 
 void stepsaver_silu_product(const float *gate_up, float *out, long rows, long width) {

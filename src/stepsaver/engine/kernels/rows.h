@@ -28,8 +28,8 @@ static ALWAYS_INLINE Lanes OF(exp)(Lanes x) {
     return p * (Lanes)(((Mask)rounded + 127) << 23);
 }
 
-static void OF(scale_row)(float *restrict x, const float *restrict added, float *restrict out, long width,
-                          float floor_squared) {
+static void OF(scale_row)(float *restrict x, const float *restrict added, const float *restrict columns,
+                          float *restrict out, long width, float floor_squared) {
     float sums[32] = {0};
     long i = 0;
     if (added)
@@ -40,7 +40,10 @@ static void OF(scale_row)(float *restrict x, const float *restrict added, float 
     for (long half = 16; half > 0; half /= 2)
         for (long j = 0; j < half; j++) sums[j] += sums[j + half];
     const float factor = 1.0f / sqrtf(sums[0] + floor_squared);
-    for (i = 0; i < width; i++) out[i] = x[i] * factor;
+    if (columns)
+        for (i = 0; i < width; i++) out[i] = x[i] * factor * columns[i];
+    else
+        for (i = 0; i < width; i++) out[i] = x[i] * factor;
 }
 
 static ALWAYS_INLINE void OF(silu_product_lanes)(const float *gate, const float *up, float *out, size_t bytes) {

@@ -1,54 +1,63 @@
-"""Linear maps, as fast as the machine can.
+"""Linear maps, as fast as the machine can, in as much memory as their numbers need.
 
-On a CPU a plain `F.linear` of few rows runs at half the memory bandwidth; weights packed by oneDNN reach it
-(docs/speed.md has the figures). Preparing copies the weights, so it is asked for when they are final, and slices of
-stacked weights that are used alone are prepared alone. Without that this is an ordinary `nn.Linear`.
+On a CPU a plain `F.linear` of few rows runs at half the memory bandwidth, and reads four bytes for a number that most
+checkpoints store in two. So when the weights are final they are laid out anew (`layouts.py`), once, and large ones are
+not kept beside that. Without it this is an ordinary `nn.Linear`.
 """
+
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Slice = tuple[int, int]  # rows of the weight, which are columns of the result
+from stepsaver.engine import kernels
+from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.models.layouts import Halves, Layout, Packed, Plain, Slice, can_pack, keep_halves
 
-ROWS_HINT = 32  # the number of rows that packing is told to expect: a block
+# How weights are kept for float32 arithmetic on a CPU. auto: in 16 bits where float16 holds them and they are large;
+# float16: all of them, or an error; float32: none.
+Weights = Literal["auto", "float32", "float16"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+
 LARGE = 1 << 17  # weights below this many numbers stay in the processor's cache, where plain multiplication is faster
 
 
-def _has_packing() -> bool:
-    return (
-        torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
+def halves_problem() -> str | None:
+    """Why this machine keeps no weights in 16 bits; None: it does."""
+    if kernels.problem is not None:
+        return f"no kernels: {kernels.problem}"
+    return None if kernels.multiplies_halves() else "the processor or the compiler lacks AVX2 and F16C"
 
 
-# with its overload named, a call saves the search for it: 13 us between other work
-_multiply_packed = torch.ops.mkldnn._linear_pointwise.default if _has_packing() else None
+def check_weights(weights: str, dtype: torch.dtype, device: torch.device) -> None:
+    if weights not in WEIGHTS:
+        raise unknown_name("kind of weights", weights, WEIGHTS)
+    if weights != "float16":
+        return
+    if dtype != torch.float32 or device.type != "cpu":
+        raise UsageError(f"weights float16 are for float32 arithmetic on a CPU, not for {dtype} on {device}; use auto")
+    problem = halves_problem()
+    if problem is not None:
+        raise UsageError(f"weights float16 are not available here ({problem}); use auto")
 
 
-def can_pack(weight: Tensor) -> bool:
-    """oneDNN packs float32 weights on the CPU; it pays for large ones."""
-    return (
-        _multiply_packed is not None
-        and weight.numel() >= LARGE
-        and weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-    )
+@dataclass(frozen=True)
+class Kept:
+    """How many numbers of a model's maps are kept in how many bits, and how many of them float16 rounds."""
 
+    float16: int = 0
+    float32: int = 0
+    rounded: int = 0
 
-def pack(weight: Tensor) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
+    def __add__(self, other: "Kept") -> "Kept":
+        return Kept(self.float16 + other.float16, self.float32 + other.float32, self.rounded + other.rounded)
 
 
 def _transposed(weight: Tensor) -> Tensor:
-    """The same numbers, column behind column in memory: 3 to 10 % faster where weights are small."""
+    """The same numbers, column after column in memory: 3 to 10 % faster where weights are small."""
     return weight.t().contiguous().t()
-
-
-def multiply_packed(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
-    assert _multiply_packed is not None
-    return _multiply_packed(x, packed, bias, "none", [], "")
 
 
 class Linear(nn.Linear):
@@ -57,30 +66,79 @@ class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__(inputs, outputs, bias=bias)
         self.whole: Slice = (0, outputs)
-        self.prepared: dict[Slice, tuple[Tensor, Tensor | None]] = {}
-        self.is_packed = False
+        self.layout: Layout | None = None
 
-    def prepare(self, *slices: Slice, scale: Tensor | None = None) -> None:
-        """Copies the whole map and the given slices of it into the fastest layout. They must not change any more.
+    @property
+    def numbers(self) -> int:
+        return self.in_features * self.out_features
 
-        `scale` multiplies the inputs, once and for all.
+    @property
+    def kept(self) -> Kept:
+        if isinstance(self.layout, Halves):
+            return Kept(float16=self.numbers, rounded=self.layout.rounded)
+        return Kept(float32=self.numbers)
+
+    def prepare(self, *slices: Slice, scale: Tensor | None = None, weights: Weights = "auto") -> bool:
+        """Lays out the map, and slices that make it up, for the fastest multiplication. It must not change any more.
+
+        `scale` should multiply the inputs. Returns whether the map does that from now on: 16 bits have no room for the
+        product. A large float32 weight is then gone; what is stored in 16 bits is multiplied in float32.
         """
-        self.is_packed = can_pack(self.weight)
-        scaled = self.weight.detach() if scale is None else self.weight.detach() * scale
-        if scaled.numel() < LARGE:
-            scaled = _transposed(scaled)
-        for rows in (self.whole, *slices):
-            weight, (_, bias) = scaled[slice(*rows)], self._rows(rows)
-            self.prepared[rows] = (pack(weight) if self.is_packed else weight, bias)
+        assert self.weight is not None, "a map that is kept in another layout cannot be prepared again"
+        stored = self.weight.detach()
+        is_single = stored.dtype != torch.float64
+        if is_single and weights != "float32" and (weights == "float16" or self.numbers >= LARGE):
+            self.layout = self._as_halves(stored, slices, must=weights == "float16")
+            if self.layout is not None:
+                self.drop_weight()
+                return scale is None
+        weight = stored.float() if is_single else stored
+        if scale is not None:
+            weight = weight * scale
+        if is_single and self.numbers >= LARGE:
+            self.drop_weight()
+            self.layout = (Packed if can_pack() else Plain)(weight, self.bias, slices)
+        else:
+            self.layout = Plain(_transposed(weight) if self.numbers < LARGE else weight, self.bias, slices)
+        return True
+
+    def _as_halves(self, stored: Tensor, slices: tuple[Slice, ...], *, must: bool) -> Halves | None:
+        kept = keep_halves(stored, self.bias, slices) if halves_problem() is None else None
+        if kept is None and must:
+            raise UsageError(
+                f"weights float16: float16 does not hold the numbers of a weight of {self.out_features} x "
+                f"{self.in_features}; auto keeps such ones in float32"
+            )
+        return kept
+
+    def drop_weight(self) -> None:
+        self.register_parameter("weight", None)
 
     def project(self, x: Tensor, rows: Slice | None = None) -> Tensor:
         """The map's outputs, or those of some rows of its weight."""
-        if self.prepared:
-            weight, bias = self.prepared[rows or self.whole]
-        else:
-            weight, bias = (self.weight, self.bias) if rows is None else self._rows(rows)
-        return multiply_packed(x, weight, bias) if self.is_packed else F.linear(x, weight, bias)
+        if self.layout is not None:
+            return self.layout.project(x, rows or self.whole)
+        if rows is None:
+            return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight[slice(*rows)], None if self.bias is None else self.bias[slice(*rows)])
 
-    def _rows(self, rows: Slice) -> tuple[Tensor, Tensor | None]:
-        chosen = slice(*rows)
-        return self.weight[chosen], None if self.bias is None else self.bias[chosen]
+
+class Embedding(nn.Embedding):
+    """Rows by token, in the precision of the arithmetic; a large table stays in the precision that it is stored in."""
+
+    def __init__(self, vocab: int, hidden: int) -> None:
+        super().__init__(vocab, hidden)
+        self.arithmetic: torch.dtype | None = None  # None: that of the table
+        self.tied: Halves | None = None  # the head that holds the same numbers, instead of a table
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.tied is not None:
+            return self.tied.look_up(ids)
+        rows = super().forward(ids)
+        return rows if self.arithmetic is None else rows.to(self.arithmetic)
+
+    def prepare(self, arithmetic: torch.dtype, *, tied: Linear | None) -> None:
+        self.arithmetic = arithmetic
+        if tied is not None and isinstance(tied.layout, Halves):
+            self.tied = tied.layout
+            self.register_parameter("weight", None)

@@ -1,16 +1,21 @@
 """Checkpoint folders: reading one into the network and writing one. Safetensors only; no checkpoint's code runs."""
 
+import ctypes
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.models import linear
 from stepsaver.engine.models.config import ModelConfig, read_config
+from stepsaver.engine.models.linear import Linear, Weights, check_weights
 from stepsaver.engine.models.transformer import Transformer
 
 # Our modules and the checkpoint's modules whose rows they stack.
@@ -40,23 +45,28 @@ def stored_tensors(model: Transformer) -> dict[str, tuple[StoredTensor, ...]]:
     return {name: tuple(_stored(name, p.shape, model.config)) for name, p in model.named_parameters()}
 
 
-def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Transformer:
-    """The network with the folder's weights. Names and shapes are checked before a weight is read."""
-    config = read_config(folder)
-    with torch.device("meta"):
-        model = Transformer(config).to(dtype)
+def load_model(
+    folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", weights: Weights = "auto"
+) -> Transformer:
+    """The network with the folder's weights. Names and shapes are checked before a weight is read.
+
+    Section by section, each tensor is read, laid out as the network wants it, and let go: at no time is the checkpoint there
+    twice. The head comes before the layers, because it is the largest and needs most beside it.
+    """
+    device = torch.device(device)
+    check_weights(weights, dtype, device)
+    model = _empty_model(read_config(folder), dtype)
     wanted = stored_tensors(model)
     files = _files_by_tensor(folder)
-    _check(folder, files, wanted, tied=config.tied)
-    model = model.to_empty(device=device)
-    if config.tied:  # to_empty gave the head a storage of its own
-        model.head.weight = model.embedding.weight
-    handles = {path: _open(path) for path in set(files.values())}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            for stored in wanted[name]:
-                parameter[stored.rows].copy_(handles[files[stored.name]].get_tensor(stored.name))
-    return model.prepare()
+    _check(folder, files, wanted, tied=model.config.tied)
+
+    def numbers(name: str, _: Tensor) -> Tensor:
+        # opened anew for every tensor: a file's mapping counts as memory as long as somebody holds it
+        stored = [_open(files[each.name]).get_tensor(each.name) for each in wanted[name]]
+        return stored[0] if len(stored) == 1 else torch.cat(stored)
+
+    order = sorted(model.sections(), key=lambda name: name.startswith("layers"))
+    return _fill(model, order, numbers, device=device, weights=weights)
 
 
 def save_weights(model: Transformer, path: Path, *, dtype: torch.dtype) -> None:
@@ -73,16 +83,82 @@ def save_weights(model: Transformer, path: Path, *, dtype: torch.dtype) -> None:
 
 
 def random_model(
-    config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    weights: Weights = "auto",
+    stored: torch.dtype = torch.float32,
 ) -> Transformer:
-    """A model of the given shape with random weights, for speed measurements and tests."""
+    """A model of the given shape with random weights, for speed measurements and tests: numbers as a checkpoint of
+    precision `stored` would have them, made section by section.
+    """
+    device = torch.device(device)
+    check_weights(weights, dtype, device)
     generator = torch.Generator().manual_seed(seed)
-    model = Transformer(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" not in name:
-                parameter.normal_(0.0, 0.02, generator=generator)
-    return model.to(device, dtype).prepare()
+
+    def numbers(name: str, parameter: Tensor) -> Tensor:
+        if "norm" in name:
+            return torch.ones(parameter.shape)
+        return torch.empty(parameter.shape).normal_(0.0, 0.02, generator=generator).to(stored)
+
+    model = _empty_model(config, dtype)
+    return _fill(model, list(model.sections()), numbers, device=device, weights=weights)
+
+
+def _empty_model(config: ModelConfig, dtype: torch.dtype) -> Transformer:
+    with torch.device("meta"):
+        return Transformer(config).to(dtype)
+
+
+def _fill(
+    model: Transformer,
+    order: Iterable[str],
+    numbers: Callable[[str, Tensor], Tensor],
+    *,
+    device: torch.device,
+    weights: Weights,
+) -> Transformer:
+    """Fills and prepares one section after another. `numbers` gives those of a parameter, by its name."""
+    is_laid_out = model.dtype == torch.float32 and device.type == "cpu"
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for section in order:
+        for module in (inner for outer in model.sections()[section] for inner in outer.modules()):
+            for attribute, parameter in list(module.named_parameters(recurse=False)):
+                if parameter not in names:  # a tied head, which is filled already
+                    continue
+                found = _as_wanted(numbers(names.pop(parameter), parameter), parameter.dtype, device)
+                # a large map lets go of what was read when it is prepared; what stays must not hold the file's mapping
+                is_let_go = isinstance(module, Linear) and found.numel() >= linear.LARGE and is_laid_out
+                found = found if is_let_go else found.clone()
+                filled = nn.Parameter(found, requires_grad=False)
+                setattr(module, attribute, filled)
+                if model.config.tied and module is model.embedding:
+                    model.head.weight = filled
+        model.prepare_section(section, weights)
+        _return_freed_memory()
+    assert not names, "every parameter belongs to a section"
+    return model.eval()
+
+
+def _return_freed_memory() -> None:
+    """glibc keeps what is freed between what is not; other systems' libraries have no such call."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def _as_wanted(found: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A large weight for float32 arithmetic on a CPU stays in the precision that it is stored in."""
+    is_single = dtype == torch.float32 and device.type == "cpu"
+    stays = (
+        is_single
+        and found.dtype in (torch.float16, torch.bfloat16)
+        and found.dim() > 1
+        and found.numel() >= linear.LARGE
+    )
+    return found.to(device, found.dtype if stays else dtype)
 
 
 def _stored(name: str, shape: torch.Size, config: ModelConfig) -> Iterable[StoredTensor]:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from stepsaver.engine import kernels
 from stepsaver.engine.models.config import ModelConfig
-from stepsaver.engine.models.linear import Linear, Slice
+from stepsaver.engine.models.layouts import Slice
+from stepsaver.engine.models.linear import Embedding, Kept, Linear, Weights
 from stepsaver.engine.models.rope import Rotation, rotate, rotation_table
 
 
@@ -28,8 +29,8 @@ class Projection(NamedTuple):
 class Norm(nn.Module):
     """Root-mean-square norm.
 
-    Prepared for inference it leaves a factor per column to the map after it: with s the sum of a row's squares and w
-    its width, x / sqrt(s / w + eps) is sqrt(w) x / sqrt(s + w eps).
+    Prepared for inference it leaves a factor per column to the map after it, if that can take it: with s the sum of a
+    row's squares and w its width, x / sqrt(s / w + eps) is sqrt(w) x / sqrt(s + w eps).
     """
 
     def __init__(self, hidden: int, eps: float) -> None:
@@ -37,12 +38,13 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden))
         self.eps = eps
         self.floor: Tensor | None = None  # sqrt(w eps), once prepared
+        self.columns: Tensor | None = None  # the factor per column, once prepared, where it stays here
         self.has_kernel = False
 
     def scale(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
         """The rows, scaled. `added` is added to them first, in place: a kernel does both at once."""
         if self.has_kernel:
-            return kernels.scale_rows(h_ND, h_ND.shape[-1] * self.eps, added)
+            return kernels.scale_rows(h_ND, h_ND.shape[-1] * self.eps, added, self.columns)
         if added is not None:
             h_ND += added
         if self.floor is None:
@@ -50,12 +52,14 @@ class Norm(nn.Module):
         lengths = torch.linalg.vector_norm(h_ND, dim=-1, keepdim=True)
         return h_ND / torch.hypot(lengths, self.floor, out=lengths)
 
-    def fold(self) -> Tensor:
-        """Prepares the norm, and returns what the map after it must multiply its inputs by from now on."""
+    def prepare(self, following: Linear, *slices: Slice, weights: Weights) -> None:
+        """Prepares the norm and the map after it, which multiplies its inputs by the factor per column if it can."""
         width = self.weight.shape[0]
         self.floor = torch.tensor((width * self.eps) ** 0.5, dtype=self.weight.dtype)
         self.has_kernel = kernels.serve(self.weight.dtype, self.weight.device)
-        return self.weight.detach() * width**0.5
+        scale = self.weight.detach() * width**0.5
+        self.columns = None if following.prepare(*slices, scale=scale, weights=weights) else scale
+        assert self.columns is None or self.has_kernel, "kernels serve wherever weights are kept in 16 bits"
 
 
 class HeadNorms(nn.Module):
@@ -117,9 +121,9 @@ class Attention(nn.Module):
         """The delta, from the mixed values of all heads side by side."""
         return self.output.project(mixed)
 
-    def prepare(self) -> None:
-        self.qkv.prepare(self.query_rows, self.kv_rows, scale=self.norm.fold())
-        self.output.prepare()
+    def prepare(self, weights: Weights) -> None:
+        self.norm.prepare(self.qkv, self.query_rows, self.kv_rows, weights=weights)
+        self.output.prepare(weights=weights)
 
 
 class Mlp(nn.Module):
@@ -139,9 +143,9 @@ class Mlp(nn.Module):
         gate, up = fused.chunk(2, -1)
         return self.down.project(F.silu(gate) * up)
 
-    def prepare(self) -> None:
-        self.gate_up.prepare(scale=self.norm.fold())
-        self.down.prepare()
+    def prepare(self, weights: Weights) -> None:
+        self.norm.prepare(self.gate_up, weights=weights)
+        self.down.prepare(weights=weights)
         self.has_kernel = self.norm.has_kernel
 
 
@@ -152,6 +156,10 @@ class Layer(nn.Module):
         self.mlp = Mlp(config)
         self.parts = (self.attention, self.mlp)  # found at once, unlike submodules
 
+    def prepare(self, weights: Weights) -> None:
+        self.attention.prepare(weights)
+        self.mlp.prepare(weights)
+
 
 class Transformer(nn.Module):
     """Embedding, layers, final norm and head. Its parts are called by `forward.run_step` and by the training."""
@@ -159,7 +167,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab, config.hidden)
+        self.embedding = Embedding(config.vocab, config.hidden)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config.hidden, config.norm_eps)
         self.head = Linear(config.hidden, config.vocab, bias=False)
@@ -168,11 +176,12 @@ class Transformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embedding.weight.dtype
+        """The precision of the arithmetic; weights may be kept in fewer bits."""
+        return self.norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.weight.device
+        return self.norm.weight.device
 
     def rotations(self, positions: int) -> Rotation:
         """The rotation table of the first `positions` positions, on the model's device."""
@@ -183,15 +192,34 @@ class Transformer(nn.Module):
     def logits(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
         return self.head.project(self.norm.scale(h_ND, added))
 
-    def prepare(self) -> "Transformer":
-        """Freezes the weights for inference. On a CPU, in single or double precision, it copies them into a form that
+    @property
+    def kept(self) -> Kept:
+        """How the numbers of all maps are kept."""
+        return sum((module.kept for module in self.modules() if isinstance(module, Linear)), start=Kept())
+
+    def sections(self) -> dict[str, tuple[nn.Module, ...]]:
+        """What can be filled and prepared by itself, in this order or with the head before the layers."""
+        layers = {f"layers.{index}": (layer,) for index, layer in enumerate(self.layers)}
+        return {"embedding": (self.embedding, self.norm), **layers, "head": (self.head,)}
+
+    def prepare_section(self, name: str, weights: Weights = "auto") -> None:
+        """Freezes a section for inference. On a CPU, in single or double precision, it brings the weights into a form that
         needs fewer operations between the multiplications (a GPU has fused kernels for those).
         """
-        self.requires_grad_(False)
-        if self.device.type == "cpu" and self.dtype in (torch.float32, torch.float64):
-            for layer in self.layers:
-                assert isinstance(layer, Layer)
-                layer.attention.prepare()
-                layer.mlp.prepare()
-            self.head.prepare(scale=self.norm.fold())
+        for module in self.sections()[name]:
+            module.requires_grad_(False)
+        if self.device.type != "cpu" or self.dtype not in (torch.float32, torch.float64):
+            return
+        if name == "head":
+            self.norm.prepare(self.head, weights=weights)
+            self.embedding.prepare(self.dtype, tied=self.head if self.config.tied else None)
+        elif name != "embedding":
+            layer = self.sections()[name][0]
+            assert isinstance(layer, Layer)
+            layer.prepare(weights)
+
+    def prepare(self, weights: Weights = "auto") -> "Transformer":
+        """Freezes all weights for inference."""
+        for name in self.sections():
+            self.prepare_section(name, weights)
         return self.eval()

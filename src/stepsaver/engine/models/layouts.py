@@ -1,0 +1,195 @@
+"""How a weight lies in memory, and how rows are multiplied by it. A weight is there once, whatever its layout.
+
+`Plain` is what torch multiplies as it is: other precisions than float32, and small weights. `Packed` is oneDNN's layout
+of float32. `Halves` keeps 16 bits for a number that float16 holds, and multiplies in float32 arithmetic by a kernel of
+our own (docs/speed.md has the figures).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stepsaver.engine import kernels
+
+Slice = tuple[int, int]  # rows of the weight, which are columns of the result
+
+ROWS_HINT = 32  # the number of rows that oneDNN's packing is told to expect: a block
+CHUNK = 1 << 20  # numbers that are looked at together, so that nothing of a weight's size is needed beside it
+SMALL_ENOUGH = 2.0**-17  # below this float16 may round a bfloat16 number, by at most 2^-25
+NEGLIGIBLE = 2.0**-19  # of a weight's size: a thousandth of what bfloat16 itself rounds off
+
+
+class Layout(Protocol):
+    def project(self, x: Tensor, rows: Slice) -> Tensor: ...
+
+
+def _has_packing() -> bool:
+    return (
+        torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
+
+
+# with its overload named, a call saves the search for it: 13 us between other work
+_multiply_packed = torch.ops.mkldnn._linear_pointwise.default if _has_packing() else None
+
+
+def can_pack() -> bool:
+    """Whether oneDNN packs weights here."""
+    return _multiply_packed is not None
+
+
+def pack(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
+
+
+def multiply_packed(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    assert _multiply_packed is not None
+    return _multiply_packed(x, packed, bias, "none", [], "")
+
+
+def _of(bias: Tensor | None, rows: Slice) -> Tensor | None:
+    return None if bias is None else bias[slice(*rows)]
+
+
+class Plain:
+    """A weight as torch multiplies it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) -> None:
+        whole = (0, weight.shape[0])
+        self.by_rows = {rows: (weight[slice(*rows)], _of(bias, rows)) for rows in (whole, *slices)}
+
+    def project(self, x: Tensor, rows: Slice) -> Tensor:
+        return F.linear(x, *self.by_rows[rows])
+
+
+class Packed:
+    """A float32 weight in oneDNN's layout, which cannot be cut: slices are packed apart, and joined when all are asked
+    for (25 us a call, where a second copy of the whole would cost its memory).
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) -> None:
+        whole = (0, weight.shape[0])
+        apart = tuple(slices) or (whole,)
+        pieces = {rows: (pack(weight[slice(*rows)]), _of(bias, rows)) for rows in apart}
+        self.by_rows = {rows: [piece] for rows, piece in pieces.items()} | {whole: list(pieces.values())}
+
+    def project(self, x: Tensor, rows: Slice) -> Tensor:
+        pieces = self.by_rows[rows]
+        results = [multiply_packed(x, *piece) for piece in pieces]
+        return results[0] if len(results) == 1 else torch.cat(results, -1)
+
+
+class Piece(NamedTuple):
+    blocks: Tensor
+    bias: Tensor | None
+    columns: slice  # of the result
+
+
+class Halves:
+    """A weight in 16 bits, [blocks, inputs, BLOCK]. A slice is some of its blocks; one that begins within a block has
+    blocks of its own.
+    """
+
+    def __init__(self, blocks: Tensor, bias: Tensor | None, borders: Sequence[int], rounded: int) -> None:
+        self.blocks, self.rounded = blocks, rounded
+        self.by_rows: dict[Slice, tuple[Piece, ...]] = {}
+        starts = dict(zip(borders, _first_blocks(borders), strict=True))
+        pieces = []
+        for start, stop in pairwise(borders):
+            piece = Piece(blocks[starts[start] : starts[stop]], _of(bias, (start, stop)), slice(start, stop))
+            self.by_rows[start, stop] = (piece._replace(columns=slice(0, stop - start)),)
+            pieces.append(piece)
+        if all(border % kernels.BLOCK == 0 for border in borders[1:-1]):  # the usual case: one call for all of them
+            pieces = [Piece(blocks, bias, slice(0, borders[-1]))]
+        self.by_rows[0, borders[-1]] = tuple(pieces)
+
+    def project(self, x: Tensor, rows: Slice) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        out = x.new_empty((flat.shape[0], rows[1] - rows[0]))
+        pieces = self.by_rows[rows]
+        if len(pieces) == 1:
+            kernels.multiply(flat, pieces[0].blocks, pieces[0].bias, out)
+        else:
+            for blocks, bias, columns in pieces:
+                kernels.multiply(flat, blocks, bias, out[:, columns])
+        return out.view(*x.shape[:-1], out.shape[1])
+
+    def look_up(self, rows: Tensor) -> Tensor:
+        """Some rows of the weight, in float32: what an embedding gives."""
+        assert len(self.by_rows) == 1, "slices may have blocks of their own"
+        return self.blocks[rows // kernels.BLOCK, :, rows % kernels.BLOCK].float()
+
+
+def _first_blocks(borders: Sequence[int]) -> list[int]:
+    """The blocks that the slices between the borders begin with; the last is their number."""
+    firsts = [0]
+    for start, stop in pairwise(borders):
+        firsts.append(firsts[-1] + (stop - start + kernels.BLOCK - 1) // kernels.BLOCK)
+    return firsts
+
+
+def keep_halves(weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) -> Halves | None:
+    """The weight in 16 bits, if float16 holds it: all numbers exactly, but for ones below 8e-6 of a bfloat16 weight.
+
+    Those may be off by 3e-8, if all in all that is negligible. None: float16 does not hold it.
+    """
+    whole = (0, weight.shape[0])
+    borders = [0, *(stop for _, stop in slices or (whole,))]
+    assert borders[-1] == weight.shape[0], "slices follow one another and are the whole"
+    inputs = weight.shape[1]
+    firsts = _first_blocks(borders)
+    blocks = torch.zeros(firsts[-1], inputs, kernels.BLOCK, dtype=torch.float16)
+    rounded, error, size = 0, 0.0, 0.0
+    for borders_of, first in zip(pairwise(borders), firsts, strict=False):
+        for start, rows in _chunks(weight[slice(*borders_of)]):
+            halves = rows.to(torch.float16)
+            difference = _difference(halves, rows)
+            if difference is None:
+                return None
+            rounded += difference.rounded
+            error, size = error + difference.squared_error, size + difference.squared_size
+            _put(blocks[first + start // kernels.BLOCK :], halves)
+    if error > NEGLIGIBLE**2 * size:
+        return None
+    return Halves(blocks, bias, borders, rounded)
+
+
+class Difference(NamedTuple):
+    rounded: int
+    squared_error: float
+    squared_size: float
+
+
+def _difference(halves: Tensor, rows: Tensor) -> Difference | None:
+    """What float16 changes; None if it changes more than it may."""
+    if rows.dtype == torch.float16:
+        return Difference(0, 0.0, 0.0) if torch.isfinite(rows).all() else None
+    exact, kept = rows.float(), halves.float()
+    changed = exact != kept
+    count = int(changed.sum())
+    if not torch.isfinite(kept).all() or (count and exact[changed].abs().max() >= SMALL_ENOUGH):
+        return None
+    error = float((exact[changed] - kept[changed]).square().sum()) if count else 0.0
+    return Difference(count, error, float(exact.square().sum()))
+
+
+def _chunks(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Whole blocks of rows at a time."""
+    rows = max(CHUNK // weight.shape[1] // kernels.BLOCK, 1) * kernels.BLOCK
+    for start in range(0, weight.shape[0], rows):
+        yield start, weight[start : start + rows]
+
+
+def _put(blocks: Tensor, halves: Tensor) -> None:
+    """Lays rows into the first of these blocks."""
+    full = halves.shape[0] // kernels.BLOCK
+    blocks[:full].copy_(halves[: full * kernels.BLOCK].unflatten(0, (full, kernels.BLOCK)).transpose(1, 2))
+    rest = halves[full * kernels.BLOCK :]
+    if len(rest):
+        blocks[full, :, : len(rest)] = rest.t()
