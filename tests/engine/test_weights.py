@@ -77,8 +77,8 @@ def test_every_kind_of_checkpoint_gives_the_tokens_of_double_precision(
     monkeypatch.setattr(linear, "LARGE", 1)
     auto, single = (load_model(folder, dtype=torch.float32, weights=each) for each in ("auto", "float32"))  # type: ignore[arg-type]
     assert tokens(auto) == tokens(single) == expected
-    assert single.kept == Kept(float32=single.kept.float32)
-    share = auto.kept.float16 / single.kept.float32
+    assert single.kept == Kept(full=single.kept.full)
+    share = auto.kept.float16 / single.kept.full
     assert share == {"float32": 0.0, "float16": 1.0, "bfloat16": 1.0}.get(kind, share)
     assert 0.3 < share < 0.9 or kind != "mixed", "maps that hold one tensor of more bits stay in float32"
 
@@ -96,7 +96,7 @@ def test_every_rule_gives_the_tokens_of_double_precision(
 def half_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transformer, Transformer]:
     folder = write_checkpoint(tmp_path_factory.mktemp("half"), torch.float16)
     half = load_model(folder, dtype=torch.float32, weights="float16")
-    assert half.kept.float32 == 0
+    assert half.kept.full == 0
     return load_model(folder, dtype=torch.float64), half
 
 
@@ -297,7 +297,7 @@ def status(entry):
 pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = status("VmRSS")
 model = load_model(folder, dtype=torch.float32)
-assert model.kept.float32 == 0
+assert model.kept.full == 0
 gc.collect()
 print(status("VmHWM") - before, status("VmRSS") - before)
 """

@@ -254,7 +254,18 @@ def layer_groups_are_comparable(task: AuditedTask) -> Iterator[Finding]:
 
 
 def one_machine_and_one_code(task: AuditedTask) -> Iterator[Finding]:
-    for name in ("source", "kernels", "device", "dtype", "libraries", "model", "batch_size", "metric", "token_limit"):
+    for name in (
+        "source",
+        "kernels",
+        "weights",
+        "device",
+        "dtype",
+        "libraries",
+        "model",
+        "batch_size",
+        "metric",
+        "token_limit",
+    ):
         values = {str(cell.identity.get(name)) for cell in task.cells}
         if len(values) > 1:
             yield Finding("invalid", "provenance", f"configs differ in {name}: {' and '.join(sorted(values))}")

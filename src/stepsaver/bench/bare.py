@@ -7,6 +7,7 @@ no norms, no attention over the context, no caches. Each multiplication uses the
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -14,11 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepsaver.engine.models.layouts import can_pack, multiply_packed, pack
+from stepsaver.engine.models.layouts import Slice, can_pack, multiply_packed, pack
+from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.transformer import Layer, Transformer
 from stepsaver.engine.trace import ForwardRecord
 
 Multiply = Callable[[Tensor], Tensor]
+
+ROOM_FOR_COPIES = 1 << 29  # numbers of a model, of which five copies take some 10 GB
 
 
 class ForwardShape(NamedTuple):
@@ -38,38 +42,46 @@ def forward_shape(record: ForwardRecord) -> ForwardShape:
     return ForwardShape(sum(entry.rows for entry in record.entries), sum(entry.head_rows for entry in record.entries))
 
 
-def layouts(weight: Tensor) -> Layouts:
-    transposed = weight.t().contiguous()
-    found: dict[str, Multiply] = {
-        "linear": lambda x: F.linear(x, weight),
-        "rows by transposed": lambda x: x @ transposed,
-        "weight by columns": lambda x: weight @ x.t(),
-    }
-    if can_pack(weight):
-        packed = pack(weight)
-        found["packed"] = lambda x: multiply_packed(x, packed)
-    return Layouts(found, weight.shape[1])
+def layouts(kept: Linear, rows: Slice | None = None, *, others: bool) -> Layouts:
+    """The map as the model keeps it, or some rows of it, and other layouts of float32 numbers in the same shape."""
+    found: dict[str, Multiply] = {"as kept": partial(kept.project, rows=rows)}
+    if others:
+        first, last = rows or kept.whole
+        weight = torch.randn(last - first, kept.in_features)
+        transposed = weight.t().contiguous()
+        found["linear"] = lambda x: F.linear(x, weight)
+        found["rows by transposed"] = lambda x: x @ transposed
+        found["weight by columns"] = lambda x: weight @ x.t()
+        if can_pack():
+            packed = pack(weight)
+            found["packed"] = lambda x: multiply_packed(x, packed)
+    return Layouts(found, kept.in_features)
 
 
 @dataclass
 class BareModel:
-    """The weights of a model in all layouts, and which layout is fastest for which number of rows."""
+    """The maps of a model in all layouts, and which layout is fastest for which number of rows.
+
+    Other layouts than the model's own are copies, which only small models have room for.
+    """
 
     model: Transformer
     roles: dict[str, list[Layouts]] = field(init=False)
     fastest: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        kept = self.model.kept
+        laid_out = partial(layouts, others=kept.float16 + kept.full < ROOM_FOR_COPIES)
         layers = [layer for layer in self.model.layers if isinstance(layer, Layer)]
         last = layers[-1].attention
         self.roles = {
-            "qkv": [layouts(layer.attention.qkv.weight) for layer in layers[:-1]],
-            "output": [layouts(layer.attention.output.weight) for layer in layers],
-            "gate_up": [layouts(layer.mlp.gate_up.weight) for layer in layers],
-            "down": [layouts(layer.mlp.down.weight) for layer in layers],
-            "last keys and values": [layouts(last.qkv.weight[slice(*last.kv_rows)])],
-            "last queries": [layouts(last.qkv.weight[slice(*last.query_rows)])],
-            "head": [layouts(self.model.head.weight)],
+            "qkv": [laid_out(layer.attention.qkv) for layer in layers[:-1]],
+            "output": [laid_out(layer.attention.output) for layer in layers],
+            "gate_up": [laid_out(layer.mlp.gate_up) for layer in layers],
+            "down": [laid_out(layer.mlp.down) for layer in layers],
+            "last keys and values": [laid_out(last.qkv, last.kv_rows)],
+            "last queries": [laid_out(last.qkv, last.query_rows)],
+            "head": [laid_out(self.model.head)],
         }
 
     @torch.inference_mode()

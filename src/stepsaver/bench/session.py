@@ -19,6 +19,7 @@ from stepsaver.bench.step_counts import count_steps
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.defaults import Weights
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.joins import Joins, resolve_joins
 from stepsaver.engine.models.transformer import Transformer
@@ -60,6 +61,7 @@ class Session:
     folder: Path
     model_hash: str
     device: torch.device
+    weights: Weights
     tokenizer: TextTokenizer
     decoding: Decoding
     batch_size: int
@@ -93,6 +95,7 @@ def open_session(
         model_name,
         device=spec.device,
         dtype=spec.dtype,
+        weights=spec.weights,
         block_size=spec.decoding.block_size,
         sub_block_size=spec.decoding.sub_block_size,
         mask_id=spec.decoding.mask_id,
@@ -111,6 +114,7 @@ def open_session(
         opened.folder,
         model_hash,
         opened.device,
+        opened.weights,
         tokenizer,
         opened.decoding,
         spec.batch_size if model_name == spec.model else spec.batch_size_elsewhere,
@@ -176,7 +180,7 @@ class ConfigRunner:
 
     def _timing(self, meter: Meter, chunk: int, samples: int) -> dict[str, Any]:
         trace, config = meter.trace, self.engine.model.config
-        cost = trace_cost(config, trace, self.engine.model.dtype.itemsize)
+        cost = trace_cost(config, trace, self.engine.model.dtype.itemsize, self.engine.model.bytes_per_weight)
         return {
             "chunk": chunk,
             "session": self.session.identity,

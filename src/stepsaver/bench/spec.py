@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from stepsaver.engine.decode.policy import DEFAULT_POLICY, parse_policy, policy_text
 from stepsaver.engine.decoding import Decoding
-from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS
+from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.joins import Join
@@ -189,6 +189,7 @@ class ExperimentSpec(Strict):
     batch_size_elsewhere: int = Field(default=BATCH_SIZE, ge=1)  # with another model than the experiment's own
     chunk_samples: int = Field(default=32, ge=1)
     dtype: str = "auto"
+    weights: Weights = WEIGHTS
     device: str = "auto"
     num_fewshot: int | dict[str, int] | None = None  # examples in a prompt, or by task; None: the task's own
     metric: str | dict[str, str] | None = None  # what counts as accuracy, or by task; None: the declared one

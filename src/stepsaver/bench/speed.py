@@ -3,7 +3,7 @@
 Every figure is a median of repeats that are interleaved with what they are compared with, in one process.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
@@ -11,11 +11,16 @@ from typing import Any, TypeVar
 import torch
 
 from stepsaver.bench.bare import BareModel, forward_shape
+from stepsaver.bench.limit import step_times
+from stepsaver.engine.cost import Machine
 from stepsaver.engine.decode.fixed import Fixed
 from stepsaver.engine.decoding import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
 from stepsaver.engine.trace import ForwardRecord, Trace
+
+RULES = ("near_rows:ahead=0", "light_commit:settle=1")  # what steps with rules are measured with
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,10 @@ def spread(values: list[float]) -> Spread:
     return Spread(median(values), min(values), max(values))
 
 
-def fixed_engine(model: Transformer, *, batch: int, rows_per_step: int) -> Engine:
+def fixed_engine(model: Transformer, *, batch: int, rows_per_step: int, rules: tuple[ReuseRule, ...] = ()) -> Engine:
     """Never stops before its limit and reveals a fixed number of rows, so that the number of steps is known."""
     decoding = resolve_decoding(model.config, stop_ids=())
-    return Engine(model, decode=Fixed(rows_per_step), max_batch=batch, decoding=decoding)
+    return Engine(model, decode=Fixed(rows_per_step), reuse=rules, max_batch=batch, decoding=decoding)
 
 
 def random_prompts(model: Transformer, lengths: list[int], limits: list[int]) -> list[Prompt]:
@@ -82,21 +87,39 @@ class PairedTrace(Trace):
         return sum(self.bare_seconds) / self.decode_seconds
 
 
-def measure_efficiency(model: Transformer, bare: BareModel, workload: Workload, repeats: int) -> dict[str, Any]:
-    """Tokens/s and forwards/s, and the share of the decode's time that its bare multiplications take."""
+def measure_efficiency(
+    model: Transformer, bare: BareModel, machine: Machine, workload: Workload, repeats: int
+) -> dict[str, Any]:
+    """Tokens/s and forwards/s, the share of the decode's time that its bare multiplications take, and how near each
+    kind of step is to the machine's limit, without rules and, in turn, with them.
+    """
+    rules = tuple(map(parse_rule, RULES))
     engine = fixed_engine(model, batch=workload.batch, rows_per_step=workload.rows_per_step)
+    ruled = fixed_engine(model, batch=workload.batch, rows_per_step=workload.rows_per_step, rules=rules)
     count = workload.batch
     prompts = random_prompts(model, [workload.prompt_tokens] * count, [workload.new_tokens] * count)
     decode_once(engine, prompts, PairedTrace(bare=bare))  # warm-up: finds the fastest layouts
-    traces = [decode_once(engine, prompts, PairedTrace(bare=bare)) for _ in range(repeats)]
+    decode_once(ruled, prompts, Trace())
+    traces: list[PairedTrace] = []
+    ruled_traces: list[Trace] = []
+    for _ in range(repeats):
+        traces.append(decode_once(engine, prompts, PairedTrace(bare=bare)))
+        ruled_traces.append(decode_once(ruled, prompts, Trace()))
     return {
         "batch": workload.batch,
         "repeats": repeats,
-        "tokens_per_s": spread([trace.tokens_generated / trace.decode_seconds for trace in traces]),
+        "tokens_per_s": _rates(traces),
         "forwards_per_s": spread([trace.forwards / trace.decode_seconds for trace in traces]),
-        "milliseconds": {kind: 1000 * median(_seconds_of(traces, kind)) for kind in ("full", "sub", "commit")},
+        "steps": step_times(model, traces, machine),
         "efficiency": spread([trace.efficiency for trace in traces]),
+        "rules": RULES,
+        "tokens_per_s_with_rules": _rates(ruled_traces),
+        "steps_with_rules": step_times(model, ruled_traces, machine),
     }
+
+
+def _rates(traces: Sequence[Trace]) -> Spread:
+    return spread([trace.tokens_generated / trace.decode_seconds for trace in traces])
 
 
 def _seconds_of(traces: Iterable[Trace], kind: str) -> Iterator[float]:

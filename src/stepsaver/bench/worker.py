@@ -46,6 +46,7 @@ class CellRequest:
             "source": source_hash(),
             "libraries": library_versions(),
             "kernels": kernels.serve(session.model.dtype, session.device),
+            "weights": session.weights,
             "rules": [registry.describe(rule) for rule in engine.rules],
             "policy": registry.describe(engine.policy),
             "decoding": asdict(engine.decoding),

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from stepsaver.engine.defaults import BATCH_SIZE, THRESHOLD
+from stepsaver.engine.defaults import BATCH_SIZE, THRESHOLD, WEIGHTS
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.joins import JOINS
 
@@ -17,6 +17,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="M", help="a checkpoint folder, a hub id, or `embedded`")
     parser.add_argument(
         "--dtype", default="auto", help="auto, float32, float64, bfloat16 or float16 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--weights",
+        default=WEIGHTS,
+        help="on a CPU: auto (in 16 bits where float16 holds them), float32 or float16 (default: %(default)s)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: %(default)s)")
     parser.add_argument(
@@ -60,6 +65,7 @@ def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
         options.model,
         device=options.device,
         dtype=options.dtype,
+        weights=options.weights,
         block_size=options.block_size,
         sub_block_size=options.sub_block_size,
         mask_id=options.mask_id,
@@ -90,6 +96,7 @@ def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
         "model": model,
         "architecture": engine.model.config.architecture,
         "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "weights": asdict(engine.model.kept),  # numbers of the maps, by how they are kept
         "device": str(engine.model.device),
         "decoding": asdict(engine.decoding),
         "policy": registry.describe(engine.policy),
@@ -103,7 +110,7 @@ def cost_document(engine: "Engine", trace: "Trace") -> dict[str, Any]:
     from stepsaver.engine.cost import as_json, cost_by_kind, trace_cost
 
     config = engine.model.config
-    cost = trace_cost(config, trace, engine.model.dtype.itemsize)
+    cost = trace_cost(config, trace, engine.model.dtype.itemsize, engine.model.bytes_per_weight)
     return as_json(cost) | {"by_kind": cost_by_kind(config, trace), "peak_memory_bytes": peak_memory(engine)}
 
 

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    findings = [_python(), *map(_package, PACKAGES), _device(), _packing(), _kernels(), _embedded(), _hub()]
+    findings = [_python(), *map(_package, PACKAGES), _device(), _weights(), _kernels(), _embedded(), _hub()]
     if options.json:
         print(json.dumps([finding._asdict() for finding in findings]))
     else:
@@ -55,15 +55,14 @@ def _device() -> Finding:
     return Finding("device", True, f"{device} ({name}), dtype auto means {dtype}")
 
 
-def _packing() -> Finding:
-    import torch
+def _weights() -> Finding:
+    from stepsaver.engine.models.layouts import can_pack
+    from stepsaver.engine.models.linear import halves_problem
 
-    from stepsaver.engine.models.linear import can_pack
-
-    packs = can_pack(torch.empty(1024, 1024))
-    return Finding(
-        "packed weights", True, "used on the CPU" if packs else "not available: plain multiplications on the CPU"
-    )
+    problem = halves_problem()
+    sixteen = f"not in 16 bits ({problem})" if problem else "in 16 bits where float16 holds them"
+    others = "packed by oneDNN" if can_pack() else "plain, because this torch has no oneDNN"
+    return Finding("weights", True, f"on the CPU large ones {sixteen}, in float32 {others}")
 
 
 def _kernels() -> Finding:

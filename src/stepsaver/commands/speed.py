@@ -1,21 +1,38 @@
-"""`stepsaver speed`: what the engine reaches on this machine, against the limit of its matrix multiplications."""
+"""`stepsaver speed`: what the engine reaches on this machine, against its multiplications alone and its limits."""
 
 import argparse
 import json
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
 
+from stepsaver.engine.defaults import WEIGHTS
 from stepsaver.engine.errors import UsageError, unknown_name
 
-HELP = "speed of this machine: tokens/s, and efficiency against the matrix-multiplication limit"
+if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
+    from stepsaver.bench.limit import StepTime
+
+HELP = "speed of this machine: tokens/s, efficiency, and the share of the machine's limit"
+SHAPES = ("135M", "0.5B")  # the larger ones take minutes
 BATCH_SIZES = (1, 8)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", action="append", metavar="S", help="135M or 0.5B; may be repeated (default: both)")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        metavar="S",
+        help="135M, 0.5B, 1.5B or 7B (16 GB); may be repeated (default: the first two)",
+    )
     default = ", ".join(map(str, BATCH_SIZES))
     parser.add_argument(
         "--batch-size", type=int, action="append", metavar="N", help=f"may be repeated (default: {default})"
+    )
+    parser.add_argument(
+        "--weights", default=WEIGHTS, help="of float16 numbers: auto, float32 or float16 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--new-tokens", type=int, default=64, metavar="N", help="of every sample, after 64 given ones (default: 64)"
     )
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="interleaved repeats (default: 5)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of torch (default: torch's own choice)")
@@ -28,29 +45,48 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from stepsaver.bench.bare import BareModel
-    from stepsaver.bench.shapes import SHAPES
+    from stepsaver.bench.limit import measure_machine
+    from stepsaver.bench.session import peak_memory
+    from stepsaver.bench.shapes import SHAPES as KNOWN
     from stepsaver.bench.speed import Workload, measure_context, measure_efficiency, measure_refill
+    from stepsaver.engine.models.linear import check_weights
     from stepsaver.engine.models.load import random_model
 
-    shapes = options.shape or list(SHAPES)
+    shapes = options.shape or SHAPES
     for shape in shapes:
-        if shape not in SHAPES:
-            raise unknown_name("shape", shape, SHAPES)
+        if shape not in KNOWN:
+            raise unknown_name("shape", shape, KNOWN)
     batches = options.batch_size or BATCH_SIZES
-    if min(batches) < 1 or options.repeats < 1:
-        raise UsageError("batch sizes and repeats are positive numbers")
+    if min(batches) < 1 or options.repeats < 1 or options.new_tokens < 1:
+        raise UsageError("batch sizes, repeats and new tokens are positive numbers")
+    check_weights(options.weights, torch.float32, torch.device("cpu"))
     if options.threads:
         torch.set_num_threads(options.threads)
-    document: dict[str, Any] = {"threads": torch.get_num_threads(), "dtype": "float32", "device": "cpu"}
+    machine = measure_machine()
+    document: dict[str, Any] = {
+        "threads": torch.get_num_threads(),
+        "dtype": "float32",
+        "weights": options.weights,
+        "device": "cpu",
+        "machine": machine._asdict(),
+    }
+    if not options.json:
+        print(
+            f"this machine reads {machine.bytes_per_s / 1e9:.1f} GB/s "
+            f"and multiplies {machine.flops_per_s / 1e9:.0f} GFLOP/s"
+        )
     for shape in shapes:
-        model = random_model(SHAPES[shape], dtype=torch.float32)
+        model = random_model(KNOWN[shape], dtype=torch.float32, weights=options.weights, stored=torch.float16)
         bare = BareModel(model)
         for batch in batches:
-            measured = measure_efficiency(model, bare, Workload(batch), options.repeats)
+            measured = measure_efficiency(
+                model, bare, machine, Workload(batch, new_tokens=options.new_tokens), options.repeats
+            )
+            measured["peak_memory_bytes"] = peak_memory(model.device)
             document.setdefault("efficiency", []).append({"shape": shape} | measured)
             if not options.json:
                 _print_efficiency(shape, measured)
-        del bare
+        del bare  # before the next model is made
         if shape == "135M" and options.context:
             document["context"] = measure_context(model, options.repeats)
         if shape == "135M" and options.refill:
@@ -63,19 +99,29 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _as_json(value: Any) -> dict[str, float]:
-    from stepsaver.bench.speed import Spread
-
-    assert isinstance(value, Spread)
+    assert is_dataclass(value)
+    assert not isinstance(value, type)
     return asdict(value)
 
 
 def _print_efficiency(shape: str, measured: dict[str, Any]) -> None:
-    times = ", ".join(f"{kind} {value:.1f} ms" for kind, value in measured["milliseconds"].items())
     print(
         f"{shape} batch {measured['batch']}: efficiency {measured['efficiency']}, "
-        f"{measured['tokens_per_s']} tokens/s, {measured['forwards_per_s']} forwards/s ({times})",
-        flush=True,
+        f"{measured['tokens_per_s']} tokens/s, {measured['forwards_per_s']} forwards/s, "
+        f"peak memory {measured['peak_memory_bytes'] / 1e9:.1f} GB"
     )
+    _print_steps("without rules", measured["steps"])
+    print(f"  {' and '.join(measured['rules'])}: {measured['tokens_per_s_with_rules']} tokens/s")
+    _print_steps("with rules", measured["steps_with_rules"])
+
+
+def _print_steps(which: str, steps: "Mapping[str, StepTime]") -> None:
+    for kind, step in steps.items():
+        print(
+            f"  {which}, {kind}: {step.milliseconds:.1f} ms, {step.share:.2f} of the limit "
+            f"({step.limit_milliseconds:.1f} ms by {step.limited_by})",
+            flush=True,
+        )
 
 
 def _print_rest(document: dict[str, Any]) -> None:

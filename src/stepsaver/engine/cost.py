@@ -77,8 +77,13 @@ def entry_flops(config: ModelConfig, entry: SampleStep, free: Shares = NOTHING) 
     )
 
 
-def record_work(config: ModelConfig, record: ForwardRecord, bytes_per_number: int) -> Work:
-    """The operations and bytes of one forward: weights once, each sample's keys and values once per layer."""
+def record_work(
+    config: ModelConfig, record: ForwardRecord, bytes_per_number: int, bytes_per_weight: float | None = None
+) -> Work:
+    """The operations and bytes of one forward: weights once, each sample's keys and values once per layer.
+
+    `bytes_per_weight` is for weights that are kept in fewer bits than what is computed.
+    """
     if not any(entry.rows for entry in record.entries):
         return Work(0.0, 0.0)
     query_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -92,11 +97,11 @@ def record_work(config: ModelConfig, record: ForwardRecord, bytes_per_number: in
         2 * kv_width * entry.context * record.layers.attention for entry in record.entries if entry.attention_run
     )
     flops = sum(entry_flops(config, entry) for entry in record.entries)
-    return Work(flops, (weights + caches) * bytes_per_number)
+    return Work(flops, weights * (bytes_per_weight or bytes_per_number) + caches * bytes_per_number)
 
 
-def trace_cost(config: ModelConfig, trace: Trace, bytes_per_number: int) -> Cost:
-    work = [record_work(config, record, bytes_per_number) for record in trace.records]
+def trace_cost(config: ModelConfig, trace: Trace, bytes_per_number: int, bytes_per_weight: float | None = None) -> Cost:
+    work = [record_work(config, record, bytes_per_number, bytes_per_weight) for record in trace.records]
     entries = list(trace.entries)
     return Cost(
         forwards=trace.forwards,

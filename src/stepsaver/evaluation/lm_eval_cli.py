@@ -19,7 +19,7 @@ from lm_eval.api.registry import register_model
 
 from stepsaver.engine.decode.policy import parse_policy, policy_text
 from stepsaver.engine.decoding import Decoding
-from stepsaver.engine.defaults import BATCH_SIZE
+from stepsaver.engine.defaults import BATCH_SIZE, WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.estimators import ESTIMATORS, Estimator
 from stepsaver.engine.joins import JOINS, Join
@@ -51,6 +51,7 @@ class ModelArguments:
     threshold: float | None = None
     batch_size: int = BATCH_SIZE
     dtype: str = "auto"
+    weights: Weights = WEIGHTS
     device: str = "auto"
     block_size: int | None = None
     sub_block_size: int | None = None
@@ -91,6 +92,7 @@ class RegisteredLM(StepsaverLM):
             revision=arguments.revision,
             device=arguments.device,
             dtype=arguments.dtype,
+            weights=arguments.weights,
             block_size=arguments.block_size,
             sub_block_size=arguments.sub_block_size,
             mask_id=arguments.mask_id,

@@ -8,9 +8,11 @@ import torch
 
 from stepsaver.engine.decode.policy import Policy
 from stepsaver.engine.decoding import Decoding, resolve_decoding
+from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.engine import Engine, choose_device, choose_dtype
 from stepsaver.engine.joins import Join
 from stepsaver.engine.models.config import ModelConfig, read_config
+from stepsaver.engine.models.linear import check_weights, served_weights
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.reuse.rule import ReuseRule, check_rules
@@ -28,6 +30,7 @@ class OpenModel:
     decoding: Decoding
     device: torch.device
     dtype: torch.dtype
+    weights: Weights  # as served here
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -35,7 +38,7 @@ class OpenModel:
 
     def load(self) -> Transformer:
         """The network with its weights."""
-        return load_model(self.folder, dtype=self.dtype, device=self.device)
+        return load_model(self.folder, dtype=self.dtype, device=self.device, weights=self.weights)
 
     def outline(self) -> Transformer:
         """The network without weights: it can be planned for and counted, not run."""
@@ -54,6 +57,7 @@ def open_model(
     revision: str | None = None,
     device: str = "auto",
     dtype: str = "auto",
+    weights: Weights = WEIGHTS,
     block_size: int | None = None,
     sub_block_size: int | None = None,
     mask_id: int | None = None,
@@ -65,6 +69,7 @@ def open_model(
     """Finds the folder and reads its configuration. What is None is the checkpoint's or the architecture's own."""
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
+    check_weights(weights, chosen_dtype, chosen_device)
     folder = resolve_model(name, revision=revision)
     config = read_config(folder)
     if mask_id is None and config.mask_id is None:
@@ -79,4 +84,5 @@ def open_model(
         block_cache=block_cache,
         join=join,
     )
-    return OpenModel(name, folder, config, decoding, chosen_device, chosen_dtype)
+    served = served_weights(weights, chosen_dtype, chosen_device)
+    return OpenModel(name, folder, config, decoding, chosen_device, chosen_dtype, served)

@@ -6,20 +6,15 @@ not kept beside that. Without it this is an ordinary `nn.Linear`.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepsaver.engine import kernels
+from stepsaver.engine.defaults import KINDS_OF_WEIGHTS, WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.models.layouts import Halves, Layout, Packed, Plain, Slice, can_pack, keep_halves
-
-# How weights are kept for float32 arithmetic on a CPU. auto: in 16 bits where float16 holds them and they are large;
-# float16: all of them, or an error; float32: none.
-Weights = Literal["auto", "float32", "float16"]
-WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
 LARGE = 1 << 17  # weights below this many numbers stay in the processor's cache, where plain multiplication is faster
 
@@ -31,9 +26,16 @@ def halves_problem() -> str | None:
     return None if kernels.multiplies_halves() else "the processor or the compiler lacks AVX2 and F16C"
 
 
+def served_weights(weights: Weights, dtype: torch.dtype, device: torch.device) -> Weights:
+    """What a choice amounts to here: float32 where nothing can be kept in 16 bits."""
+    can_keep = dtype == torch.float32 and device.type == "cpu" and halves_problem() is None
+    return weights if can_keep else "float32"
+
+
 def check_weights(weights: str, dtype: torch.dtype, device: torch.device) -> None:
-    if weights not in WEIGHTS:
-        raise unknown_name("kind of weights", weights, WEIGHTS)
+    """Whether a choice is known and can be had here."""
+    if weights not in KINDS_OF_WEIGHTS:
+        raise unknown_name("kind of weights", weights, KINDS_OF_WEIGHTS)
     if weights != "float16":
         return
     if dtype != torch.float32 or device.type != "cpu":
@@ -45,14 +47,16 @@ def check_weights(weights: str, dtype: torch.dtype, device: torch.device) -> Non
 
 @dataclass(frozen=True)
 class Kept:
-    """How many numbers of a model's maps are kept in how many bits, and how many of them float16 rounds."""
+    """How many numbers of a model's maps are kept in 16 bits, how many in the precision of the arithmetic, and how many
+    of the first float16 rounds.
+    """
 
     float16: int = 0
-    float32: int = 0
+    full: int = 0
     rounded: int = 0
 
     def __add__(self, other: "Kept") -> "Kept":
-        return Kept(self.float16 + other.float16, self.float32 + other.float32, self.rounded + other.rounded)
+        return Kept(self.float16 + other.float16, self.full + other.full, self.rounded + other.rounded)
 
 
 def _transposed(weight: Tensor) -> Tensor:
@@ -76,9 +80,9 @@ class Linear(nn.Linear):
     def kept(self) -> Kept:
         if isinstance(self.layout, Halves):
             return Kept(float16=self.numbers, rounded=self.layout.rounded)
-        return Kept(float32=self.numbers)
+        return Kept(full=self.numbers)
 
-    def prepare(self, *slices: Slice, scale: Tensor | None = None, weights: Weights = "auto") -> bool:
+    def prepare(self, *slices: Slice, scale: Tensor | None = None, weights: Weights = WEIGHTS) -> bool:
         """Lays out the map, and slices that make it up, for the fastest multiplication. It must not change any more.
 
         `scale` should multiply the inputs. Returns whether the map does that from now on: 16 bits have no room for the

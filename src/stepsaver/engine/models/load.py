@@ -12,10 +12,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models import linear
 from stepsaver.engine.models.config import ModelConfig, read_config
-from stepsaver.engine.models.linear import Linear, Weights, check_weights
+from stepsaver.engine.models.linear import Linear, check_weights
 from stepsaver.engine.models.transformer import Transformer
 
 # Our modules and the checkpoint's modules whose rows they stack.
@@ -46,12 +47,12 @@ def stored_tensors(model: Transformer) -> dict[str, tuple[StoredTensor, ...]]:
 
 
 def load_model(
-    folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", weights: Weights = "auto"
+    folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", weights: Weights = WEIGHTS
 ) -> Transformer:
     """The network with the folder's weights. Names and shapes are checked before a weight is read.
 
-    Section by section, each tensor is read, laid out as the network wants it, and let go: at no time is the checkpoint there
-    twice. The head comes before the layers, because it is the largest and needs most beside it.
+    Section by section, each tensor is read, laid out as the network wants it, and let go: at no time is the checkpoint
+    there twice. The head comes before the layers, because it is the largest and needs most beside it.
     """
     device = torch.device(device)
     check_weights(weights, dtype, device)
@@ -88,7 +89,7 @@ def random_model(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     seed: int = 0,
-    weights: Weights = "auto",
+    weights: Weights = WEIGHTS,
     stored: torch.dtype = torch.float32,
 ) -> Transformer:
     """A model of the given shape with random weights, for speed measurements and tests: numbers as a checkpoint of

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepsaver.engine import kernels
+from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.layouts import Slice
-from stepsaver.engine.models.linear import Embedding, Kept, Linear, Weights
+from stepsaver.engine.models.linear import Embedding, Kept, Linear
 from stepsaver.engine.models.rope import Rotation, rotate, rotation_table
 
 
@@ -197,14 +198,20 @@ class Transformer(nn.Module):
         """How the numbers of all maps are kept."""
         return sum((module.kept for module in self.modules() if isinstance(module, Linear)), start=Kept())
 
+    @property
+    def bytes_per_weight(self) -> float:
+        """On the average over all maps."""
+        kept = self.kept
+        return (2 * kept.float16 + self.dtype.itemsize * kept.full) / (kept.float16 + kept.full)
+
     def sections(self) -> dict[str, tuple[nn.Module, ...]]:
         """What can be filled and prepared by itself, in this order or with the head before the layers."""
         layers = {f"layers.{index}": (layer,) for index, layer in enumerate(self.layers)}
         return {"embedding": (self.embedding, self.norm), **layers, "head": (self.head,)}
 
-    def prepare_section(self, name: str, weights: Weights = "auto") -> None:
-        """Freezes a section for inference. On a CPU, in single or double precision, it brings the weights into a form that
-        needs fewer operations between the multiplications (a GPU has fused kernels for those).
+    def prepare_section(self, name: str, weights: Weights = WEIGHTS) -> None:
+        """Freezes a section for inference. On a CPU, in single or double precision, it brings the weights into a form
+        that needs fewer operations between the multiplications (a GPU has fused kernels for those).
         """
         for module in self.sections()[name]:
             module.requires_grad_(False)
@@ -218,7 +225,7 @@ class Transformer(nn.Module):
             assert isinstance(layer, Layer)
             layer.prepare(weights)
 
-    def prepare(self, weights: Weights = "auto") -> "Transformer":
+    def prepare(self, weights: Weights = WEIGHTS) -> "Transformer":
         """Freezes all weights for inference."""
         for name in self.sections():
             self.prepare_section(name, weights)

@@ -1,0 +1,70 @@
+"""What this machine could do at best, measured: how fast it reads and multiplies, and how near to that a step is."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+
+from stepsaver.engine.cost import Machine, record_work
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.trace import ForwardRecord, Trace
+
+READ = 1 << 27  # numbers: more than any cache holds
+MULTIPLIED = 1024  # rows, inputs and outputs
+TIMES = 7  # the best of which counts: a limit is what is possible
+KINDS = ("prefill", "full", "sub", "commit")
+
+
+def measure_machine() -> Machine:
+    """Single precision, with as many threads as torch uses."""
+    numbers = torch.ones(READ)
+    square = torch.rand(MULTIPLIED, MULTIPLIED)
+    reading = _best(numbers.sum)
+    multiplying = _best(lambda: F.linear(square, square))
+    return Machine(flops_per_s=2 * MULTIPLIED**3 / multiplying, bytes_per_s=numbers.nbytes / reading)
+
+
+def _best(action: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(TIMES):
+        started = time.perf_counter()
+        action()
+        taken.append(time.perf_counter() - started)
+    return min(taken)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Medians of the forwards in which every sample took a step of one kind."""
+
+    milliseconds: float
+    limit_milliseconds: float  # by reading or by multiplying, whichever takes longer
+    limited_by: str
+
+    @property
+    def share(self) -> float:
+        return self.limit_milliseconds / self.milliseconds
+
+
+def step_times(model: Transformer, traces: Iterable[Trace], machine: Machine) -> dict[str, StepTime]:
+    """By kind of step, those that there are."""
+    of_kind: dict[str, list[ForwardRecord]] = {kind: [] for kind in KINDS}
+    for record in (record for trace in traces for record in trace.records):
+        kinds = {entry.kind for entry in record.entries}
+        if len(kinds) == 1 and (kind := kinds.pop()) in of_kind:
+            of_kind[kind].append(record)
+    return {kind: _step_time(model, records, machine) for kind, records in of_kind.items() if records}
+
+
+def _step_time(model: Transformer, records: list[ForwardRecord], machine: Machine) -> StepTime:
+    work = [record_work(model.config, each, model.dtype.itemsize, model.bytes_per_weight) for each in records]
+    reading = median(each.bytes / machine.bytes_per_s for each in work)
+    multiplying = median(each.flops / machine.flops_per_s for each in work)
+    return StepTime(
+        milliseconds=1000 * median(record.seconds for record in records),
+        limit_milliseconds=1000 * median(each.seconds(machine) for each in work),
+        limited_by="reading" if reading > multiplying else "multiplying",
+    )
