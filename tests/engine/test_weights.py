@@ -168,6 +168,7 @@ def test_every_number_of_float16_is_multiplied_exactly() -> None:
         (0.1, False, 0),  # as float32: ten bits of its fraction are not enough
     ],
 )
+@served
 @pytest.mark.parametrize("place", [0, 700])
 def test_float16_holds_what_it_may_and_nothing_else(plant: float, is_held: bool, rounded: int, place: int) -> None:
     weight = numbers(40, 24).to(torch.bfloat16).float()
@@ -180,6 +181,7 @@ def test_float16_holds_what_it_may_and_nothing_else(plant: float, is_held: bool,
         assert (kept.look_up(torch.arange(40)) - weight).abs().max() <= 2.0**-25
 
 
+@served
 def test_a_weight_of_nothing_but_tiny_numbers_is_not_held() -> None:
     """Each is off by less than 3e-8, but that is all there is of them."""
     assert keep_halves((numbers(8, 8) * 1e-5).to(torch.bfloat16), None, ()) is None
@@ -225,7 +227,11 @@ def test_large_weights_are_there_once() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": torch.float32, "weights": "float16"}, r"does not hold the numbers of a weight of 64 x 32"),
+        pytest.param(
+            {"dtype": torch.float32, "weights": "float16"},
+            r"does not hold the numbers of a weight of 64 x 32",
+            marks=served,
+        ),
         ({"dtype": torch.float64, "weights": "float16"}, r"for float32 arithmetic on a CPU, not for torch.float64"),
         ({"dtype": torch.float32, "weights": "float8"}, r"unknown kind of weights 'float8'"),
     ],

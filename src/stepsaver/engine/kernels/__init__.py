@@ -19,6 +19,7 @@ from torch import Tensor
 
 SIGNATURES = {
     "stepsaver_scale_rows": (*[c_void_p] * 4, c_long, c_long, c_float),
+    "stepsaver_lay_out": (c_void_p, c_long, c_void_p, c_long, c_long, c_void_p),
     "stepsaver_multiply": (*[c_void_p] * 4, *[c_long] * 5),
     "stepsaver_silu_product": (c_void_p, c_void_p, c_long, c_long),
     "stepsaver_copy_rows": (*[c_void_p] * 3, *[c_long] * 2),
@@ -26,6 +27,7 @@ SIGNATURES = {
     "stepsaver_most_likely": (c_void_p, c_void_p, c_long, c_long, c_long),
 }
 
+KINDS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # of numbers that are laid out as halves
 BLOCK = 32  # outputs that lie side by side in a weight of half precision
 FOLDER = Path(__file__).parent
 SOURCES = ("kernels.c", "rows.h", "multiply.c", "multiply_rows.h")
@@ -112,6 +114,29 @@ def scale_rows(
 def multiplies_halves() -> bool:
     """Whether there is a multiplication by weights in half precision for this processor."""
     return _library is not None and bool(_library.stepsaver_multiplies_halves())
+
+
+class Change(NamedTuple):
+    """What float16 changes in some numbers."""
+
+    rounded: int
+    is_worse: bool  # one of them is not finite, or 2^-17 or larger and rounded
+    squared_error: float
+    squared_size: float  # not known of halves, which nothing changes
+
+
+def lay_out(rows: Tensor, blocks: Tensor) -> Change:
+    """Puts the rows of a weight into the first of these blocks, as the halves that are nearest to their numbers."""
+    assert _library is not None
+    assert rows.is_contiguous()
+    assert blocks.is_contiguous()
+    assert blocks.dtype == torch.float16
+    count, inputs = rows.shape
+    assert blocks.shape[1:] == (inputs, BLOCK)
+    assert blocks.shape[0] * BLOCK >= count
+    found = (ctypes.c_double * 4)()
+    _library.stepsaver_lay_out(rows.data_ptr(), KINDS[rows.dtype], blocks.data_ptr(), count, inputs, found)
+    return Change(int(found[0]), bool(found[1]), found[2], found[3])
 
 
 def multiply(x_ND: Tensor, blocks: Tensor, bias: Tensor | None, out: Tensor) -> None:

@@ -4,6 +4,7 @@
  * input, read from the first to the last. The last block of a weight is filled up with zeros. A row's sums run over the
  * inputs in their order whatever rows are beside it, so that no result depends on them.
  */
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,11 +34,35 @@ typedef void (*MultiplyRows)(Stretch, long rows);
 static MultiplyRows multiply_rows = NULL; /* NULL: this processor converts no 16-bit numbers fast enough */
 static long most_rows = 1;
 
+/* What float16 changes in some numbers: how many, whether any by more than it may, and the sums of squares. */
+typedef struct {
+    double rounded, is_worse, squared_error, squared_size;
+} Change;
+
+#define SMALL_ENOUGH 0x1p-17f /* below this a bfloat16 number may be rounded, by at most 2^-25 */
+#define LARGEST_HALF 65504.0f
+
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 #include <immintrin.h>
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
+static Change narrow(const float *numbers, uint16_t *halves, long count) {
+    Change change = {0};
+    for (long i = 0; i < count; i++) {
+        const float x = numbers[i];
+        halves[i] = _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+        const float kept = _cvtsh_ss(halves[i]), error = x - kept;
+        change.squared_size += (double)x * x;
+        if (!(fabsf(kept) <= LARGEST_HALF)) change.is_worse = 1;
+        if (kept == x) continue;
+        change.rounded++;
+        change.squared_error += (double)error * error;
+        if (!(fabsf(x) < SMALL_ENOUGH)) change.is_worse = 1;
+    }
+    return change;
+}
+
 #define OF(name) name##_avx2
 #define LANES 8
 #define MOST_ROWS MOST_ROWS_AVX2
@@ -66,6 +91,33 @@ static long most_rows = 1;
 #undef WIDEN
 #pragma GCC pop_options
 
+#else
+static Change narrow(const float *numbers, uint16_t *halves, long count) {
+    (void)numbers, (void)halves, (void)count;
+    return (Change){.is_worse = 1}; /* nobody multiplies by halves here */
+}
+#endif
+
+#define TILE 64 /* numbers of a row that are laid out while their lines are in the first cache */
+
+/* some numbers of a row, as halves */
+static Change read_halves(const void *rows, long kind, long start, long width, uint16_t *halves) {
+    Change change = {0};
+    float numbers[TILE];
+    if (kind == 0) {
+        memcpy(halves, (const uint16_t *)rows + start, (size_t)width * sizeof *halves);
+        for (long i = 0; i < width; i++)
+            if ((halves[i] & 0x7c00) == 0x7c00) change.is_worse = 1;
+        return change;
+    }
+    for (long i = 0; kind == 1 && i < width; i++) {
+        const uint32_t bits = (uint32_t)((const uint16_t *)rows)[start + i] << 16;
+        memcpy(numbers + i, &bits, sizeof bits);
+    }
+    return narrow(kind == 1 ? numbers : (const float *)rows + start, halves, width);
+}
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 __attribute__((constructor)) static void choose_instructions(void) {
     const char *wanted = getenv("STEPSAVER_KERNELS");
     if (wanted && strcmp(wanted, "plain") == 0) return;
@@ -81,6 +133,30 @@ __attribute__((constructor)) static void choose_instructions(void) {
     }
 }
 #endif
+
+/* Lays rows into blocks, as the halves that are nearest to their numbers. The rows are of `kind` 0: halves, 1: bfloat16,
+ * 2: float; `found` sums up what changes, for halves only whether all are finite. */
+void stepsaver_lay_out(const void *rows, long kind, uint16_t *blocks, long count, long inputs, double *found) {
+    double rounded = 0, is_worse = 0, squared_error = 0, squared_size = 0;
+#pragma omp parallel for reduction(+ : rounded, is_worse, squared_error, squared_size)
+    for (long first = 0; first < count; first += BLOCK) {
+        const long some = count - first < BLOCK ? count - first : BLOCK;
+        for (long e = 0; e < inputs; e += TILE) {
+            const long width = inputs - e < TILE ? inputs - e : TILE;
+            uint16_t *to = blocks + first * inputs + e * BLOCK;
+            for (long i = 0; i < some; i++) {
+                uint16_t halves[TILE];
+                const Change change = read_halves(rows, kind, (first + i) * inputs + e, width, halves);
+                rounded += change.rounded;
+                is_worse += change.is_worse;
+                squared_error += change.squared_error;
+                squared_size += change.squared_size;
+                for (long j = 0; j < width; j++) to[j * BLOCK + i] = halves[j];
+            }
+        }
+    }
+    found[0] = rounded, found[1] = is_worse, found[2] = squared_error, found[3] = squared_size;
+}
 
 long stepsaver_multiplies_halves(void) { return multiply_rows != NULL; }
 

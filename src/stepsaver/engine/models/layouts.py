@@ -5,7 +5,7 @@ of float32. `Halves` keeps 16 bits for a number that float16 holds, and multipli
 our own (docs/speed.md has the figures).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -18,8 +18,6 @@ from stepsaver.engine import kernels
 Slice = tuple[int, int]  # rows of the weight, which are columns of the result
 
 ROWS_HINT = 32  # the number of rows that oneDNN's packing is told to expect: a block
-CHUNK = 1 << 20  # numbers that are looked at together, so that nothing of a weight's size is needed beside it
-SMALL_ENOUGH = 2.0**-17  # below this float16 may round a bfloat16 number, by at most 2^-25
 NEGLIGIBLE = 2.0**-19  # of a weight's size: a thousandth of what bfloat16 itself rounds off
 
 
@@ -142,54 +140,14 @@ def keep_halves(weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) ->
     whole = (0, weight.shape[0])
     borders = [0, *(stop for _, stop in slices or (whole,))]
     assert borders[-1] == weight.shape[0], "slices follow one another and are the whole"
-    inputs = weight.shape[1]
     firsts = _first_blocks(borders)
-    blocks = torch.zeros(firsts[-1], inputs, kernels.BLOCK, dtype=torch.float16)
+    blocks = torch.zeros(firsts[-1], weight.shape[1], kernels.BLOCK, dtype=torch.float16)
     rounded, error, size = 0, 0.0, 0.0
-    for borders_of, first in zip(pairwise(borders), firsts, strict=False):
-        for start, rows in _chunks(weight[slice(*borders_of)]):
-            halves = rows.to(torch.float16)
-            difference = _difference(halves, rows)
-            if difference is None:
-                return None
-            rounded += difference.rounded
-            error, size = error + difference.squared_error, size + difference.squared_size
-            _put(blocks[first + start // kernels.BLOCK :], halves)
+    for rows, (first, last) in zip(pairwise(borders), pairwise(firsts), strict=True):
+        change = kernels.lay_out(weight[slice(*rows)], blocks[first:last])
+        if change.is_worse:
+            return None
+        rounded, error, size = rounded + change.rounded, error + change.squared_error, size + change.squared_size
     if error > NEGLIGIBLE**2 * size:
         return None
     return Halves(blocks, bias, borders, rounded)
-
-
-class Difference(NamedTuple):
-    rounded: int
-    squared_error: float
-    squared_size: float
-
-
-def _difference(halves: Tensor, rows: Tensor) -> Difference | None:
-    """What float16 changes; None if it changes more than it may."""
-    if rows.dtype == torch.float16:
-        return Difference(0, 0.0, 0.0) if torch.isfinite(rows).all() else None
-    exact, kept = rows.float(), halves.float()
-    changed = exact != kept
-    count = int(changed.sum())
-    if not torch.isfinite(kept).all() or (count and exact[changed].abs().max() >= SMALL_ENOUGH):
-        return None
-    error = float((exact[changed] - kept[changed]).square().sum()) if count else 0.0
-    return Difference(count, error, float(exact.square().sum()))
-
-
-def _chunks(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Whole blocks of rows at a time."""
-    rows = max(CHUNK // weight.shape[1] // kernels.BLOCK, 1) * kernels.BLOCK
-    for start in range(0, weight.shape[0], rows):
-        yield start, weight[start : start + rows]
-
-
-def _put(blocks: Tensor, halves: Tensor) -> None:
-    """Lays rows into the first of these blocks."""
-    full = halves.shape[0] // kernels.BLOCK
-    blocks[:full].copy_(halves[: full * kernels.BLOCK].unflatten(0, (full, kernels.BLOCK)).transpose(1, 2))
-    rest = halves[full * kernels.BLOCK :]
-    if len(rest):
-        blocks[full, :, : len(rest)] = rest.t()
