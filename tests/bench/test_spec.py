@@ -90,6 +90,7 @@ baseline: fixed_True
         (GOOD.replace("trim:level", "trm:level"), "line 5: unknown rule 'trm'"),
         (GOOD + "resources: {gpu: 1}\n", "resources.gpu: unknown key"),
         (GOOD + "resources: {minutes: soon}\n", "resources.minutes: "),
+        (GOOD + "weights: float8\n", "weights: "),
         ("a: [", "is not YAML"),
     ],
 )

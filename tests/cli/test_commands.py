@@ -112,6 +112,15 @@ WRONG = [
     (["generate", "--model", "{golden}"], "--prompt"),
     (["generat"], "generat"),
     (["speed", "--shape", "7T"], "nearest"),
+    (["speed", "--weights", "float8"], "unknown kind of weights 'float8'"),
+    (
+        ["generate", "--model", "{golden}", "--prompts", "{prompts}", "--ids", "--weights", "flaot16"],
+        "nearest: float16",
+    ),
+    (
+        ["generate", "--model", "{golden}", "--prompt", "5 6", "--ids", "--weights", "float16", "--dtype", "float64"],
+        "for float32 arithmetic on a CPU",
+    ),
     (["score", "--model", "{golden}", "--requests", "{prompts}", "--ids"], "context_ids"),
     (
         ["score", "--model", "{golden}", "--requests", "{prompts}", "--ids", "--estimator", "traject"],

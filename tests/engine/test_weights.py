@@ -21,6 +21,7 @@ from stepsaver.engine.models.linear import Kept, Linear, halves_problem
 from stepsaver.engine.models.load import load_model, random_model, save_weights
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.evaluation.open_model import open_model
 from tests.conftest import GOLDEN, sharpened, tiny_config
 from tests.engine.golden_cases import decode_case, read_golden
 from tests.engine.test_rules import ACTING_SETS, PROMPTS, engine_of, generate, named
@@ -240,6 +241,24 @@ def test_wrong_weights_are_one_line(options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
         random_model(tiny_config(), **options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype", "expected"),
+    [
+        ("auto", "float32", "auto"),
+        ("float16", "float32", "float16"),
+        ("float32", "float32", "float32"),
+        ("auto", "float64", "float32"),
+    ],
+)
+@served
+def test_the_kind_that_serves_is_known_before_a_weight_is_read(weights: str, dtype: str, expected: str) -> None:
+    """A run's identity holds it."""
+    opened = open_model("embedded", weights=weights, dtype=dtype, device="cpu")  # type: ignore[arg-type]
+    assert opened.weights == expected
+    kept = opened.load().kept
+    assert (kept.float16 > 0) == (expected == "float16"), "the embedded model's weights are small"
 
 
 @pytest.mark.parametrize("setting", ["0", "plain"])
