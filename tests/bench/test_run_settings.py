@@ -45,7 +45,7 @@ def invalid(experiment: Path, capsys: pytest.CaptureFixture[str], *options: str)
 
 def test_options_are_in_the_identity_and_the_summary(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", str(experiment), "--limit", "2"]
-    flags = ["--threshold", "0.6", "--batch-size", "1", "--dtype", "float64", "--device", "cpu"]
+    flags = ["--threshold", "0.6", "--batch-size", "1", "--dtype", "float64", "--weights", "float32", "--device", "cpu"]
     flags += ["--max-new-tokens", "5", "--num-fewshot", "0", "--metric", "prompt_level_strict_acc,none"]
     assert main(command) in TIMING_MAY_BE_ODD
     plain = summary_of(experiment, "baseline")
@@ -53,7 +53,7 @@ def test_options_are_in_the_identity_and_the_summary(experiment: Path, capsys: p
     changed = summary_of(experiment, "baseline")
     wanted = {
         "policy": "threshold:threshold=0.6,at_most=none", "batch_size": 1, "dtype": "torch.float64", "device": "cpu",
-        "token_limit": 5, "num_fewshot": 0, "metric": "prompt_level_strict_acc,none",
+        "weights": "float32", "token_limit": 5, "num_fewshot": 0, "metric": "prompt_level_strict_acc,none",
     }  # fmt: skip
     for name, value in wanted.items():
         assert changed["eval_params"][name] == changed["identity"][name] == value, name
@@ -142,6 +142,7 @@ def test_any_task_of_lm_eval_runs_if_its_metric_is_named(
         (["--policy", "fixd"], "unknown policy 'fixd'"),
         (["--threshold", "7"], "threshold"),
         (["--dtype", "float8"], "dtype 'float8' is unknown"),
+        (["--weights", "float8"], "unknown kind of weights 'float8'"),
         (["--device", "gpu"], "device 'gpu' is unknown"),
         (["--metric", "acc"], "has no metric 'acc'"),
         (["--num-fewshot", "3"], "0-shot task by definition"),

@@ -20,6 +20,7 @@ EFFECTIVE = (
     "metric",
     "batch_size",
     "dtype",
+    "weights",
     "device",
     "chunk_samples",
     "seed",

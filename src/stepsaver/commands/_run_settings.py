@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from stepsaver.bench.spec import Experiment
 
 # Flags that are a field of the experiment's file, under the same name.
-FIELDS = ("num_fewshot", "metric", "max_new_tokens", "dtype", "device", "estimator")
+FIELDS = ("num_fewshot", "metric", "max_new_tokens", "dtype", "weights", "device", "estimator")
 LEAST = {"num_fewshot": 0, "max_new_tokens": 1, "batch_size": 1}
 
 
@@ -24,6 +24,7 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--policy", metavar="P", help="the decode policy of configs that name none")
     group.add_argument("--batch-size", type=int, metavar="N", help="samples decoded together")
     group.add_argument("--dtype", help="auto, float32, float64, bfloat16 or float16")
+    group.add_argument("--weights", help="on a CPU: auto (in 16 bits where float16 holds them), float32 or float16")
     group.add_argument("--device", help="auto, cpu, cuda, cuda:1, ...")
     group.add_argument("--estimator", choices=ESTIMATORS, help="how log-likelihoods are computed")
 
