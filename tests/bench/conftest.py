@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stepsaver.cli import main
 from tests.evaluation.tiny_folder import write_model_folder
 
 EXPERIMENT = """\
@@ -42,3 +43,16 @@ def write_experiment(tiny_model: Path) -> Callable[[Path], Path]:
         return folder
 
     return write
+
+
+PAIR, PAIR_LIMIT = ("baseline", "trimmed"), 6
+
+
+@pytest.fixture(scope="session")
+def finished_pair(tmp_path_factory: pytest.TempPathFactory, write_experiment: Callable[[Path], Path]) -> Path:
+    """An experiment of two configs with its results on three chunks of two samples; to be copied, not changed."""
+    folder = write_experiment(tmp_path_factory.mktemp("pair") / "experiment")
+    path = folder / "experiment.yaml"
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "layer_reuse" not in line))
+    assert main(["run", str(folder), "--limit", str(PAIR_LIMIT)]) in (0, 1)
+    return folder

@@ -25,6 +25,7 @@ from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from tests.bench.conftest import EXPERIMENT
+from tests.bench.tampering import claim, edit_json, edit_lines
 
 LIMIT = 10
 TIMING_MAY_BE_ODD = (0, 1)  # the audit at the end of a run may find twins of unlike speed on a busy machine
@@ -91,8 +92,9 @@ def test_what_is_complete_is_not_run_again(experiment: Path) -> None:
     assert {path: path.read_bytes() for path in experiment.rglob("*.jsonl")} == before
     for path, summary in summaries.items():
         again = json.loads(path.read_text())
-        assert {name: again[name] for name in again if name != "timestamp"} == {
-            name: summary[name] for name in summary if name != "timestamp"
+        when = ("timestamp", "sum")
+        assert {name: again[name] for name in again if name not in when} == {
+            name: summary[name] for name in summary if name not in when
         }
 
 
@@ -100,7 +102,7 @@ def test_force_runs_the_named_configs_again_and_times_the_baseline_beside_them(e
     answers = stored_answers(experiment, "trimmed")
     assert main(["run", str(experiment), "--limit", str(LIMIT), "--force", "trimmed"]) in TIMING_MAY_BE_ODD
     assert stored_answers(experiment, "trimmed") == answers
-    assert len((cell(experiment, "baseline") / "trace.jsonl").read_text().splitlines()) == 10
+    assert len((cell(experiment, "baseline") / "trace.jsonl").read_text().splitlines()) == 1 + 10
     assert list((cell(experiment, "trimmed").parent / "previous").glob("trimmed-*"))
     assert json.loads((cell(experiment, "trimmed") / "summary.json").read_text())["speed_up_chunks"] == 5
 
@@ -144,15 +146,11 @@ def test_discarded_results_leave_a_reason(experiment: Path) -> None:
 
 
 def edit_samples(folder: Path, change, name: str = "samples.jsonl") -> None:
-    path = folder / name
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(line) + "\n" for line in change(lines)))
+    edit_lines(folder / name, change)
 
 
-def edit_json(path: Path, change) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
+def run_id_of(folder: Path) -> str:
+    return json.loads((folder / "run.json").read_text())["run_id"]
 
 
 def plant_other_answer(folder: Path) -> None:
@@ -166,6 +164,7 @@ def plant_output_difference(folder: Path) -> None:
 def plant_identical(folder: Path) -> None:
     for name in ("samples.jsonl", "trace.jsonl"):
         shutil.copy(cell(folder, "baseline") / name, cell(folder, "trimmed") / name)
+        claim(cell(folder, "trimmed") / name, run_id_of(cell(folder, "trimmed")))
 
 
 def plant_repeated_sample(folder: Path) -> None:
@@ -218,6 +217,16 @@ def plant_slow_twin(folder: Path) -> None:
     edit_samples(cell(folder, "same"), slow, "trace.jsonl")
 
 
+def plant_stalled_chunk(folder: Path) -> None:
+    """Time over the whole run then gives another rate than the one that is shown."""
+    edit_json(cell(folder, "trimmed") / "summary.json", lambda c: c["throughput"].update(tokens_per_s=1.0))
+
+
+def plant_contradicting_speed_up(folder: Path) -> None:
+    up = {"tokens_per_s": [50.0, 49.0, 51.0], "seconds_per_sample": [50.0, 49.0, 51.0]}
+    edit_json(cell(folder, "trimmed") / "summary.json", lambda c: c.update(speed_up=up))
+
+
 def plant_unequal_groups(folder: Path) -> None:
     path = folder / "experiment.yaml"
     path.write_text(path.read_text().replace("k=3,layers=1", "k=3,layers=9"))
@@ -240,6 +249,8 @@ PLANTED = [
     (plant_padding, "tokens"),
     (plant_no_reuse, "reuse"),
     (plant_slow_twin, "rates"),
+    (plant_stalled_chunk, "rates"),
+    (plant_contradicting_speed_up, "rates"),
     (plant_batch_dependence, "batches"),
 ]
 
@@ -325,7 +336,7 @@ def plant_two_estimators(folder: Path) -> None:
         (plant_equality, "equal", "equals baseline"),
         (plant_runaway, "texts", "writes 500 tokens a sample"),
         (plant_truncation, "texts", "hits the token limit in 100% of samples"),
-        (plant_cold_start, "rates", "trimmed was slow in 1 of 5 chunks"),
+        (plant_cold_start, "rates", "trimmed was disturbed in 1 of 5 timings, of chunk 0"),
         (plant_wrong_prediction, "prediction", "predict 50.00x"),
         (plant_another_commit, "provenance", "begun at 2 commits"),
         (plant_uncommitted_source, "provenance", "5 configs were begun while src/ had changes"),

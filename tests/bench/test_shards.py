@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from stepsaver.bench import shards, worker
 from stepsaver.bench.experiments import find_experiment
 from stepsaver.bench.run import RunOptions, Shard, make_shards, prepare
-from stepsaver.bench.shards import Part, merge
+from stepsaver.bench.shards import Part, merge, merge_what_was_left
 from stepsaver.bench.store import open_cell, read_cell
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
+from tests.bench.tampering import edit_lines
 from tests.bench.test_store import record, timing
 
 LIMIT, CHUNKS = 8, 4
@@ -146,7 +147,8 @@ def test_what_a_dead_shard_left_is_taken_over(
     assert main(["run", str(fresh), "--limit", str(LIMIT)]) in DONE
     assert answers(fresh) == answers(whole)
     for config in CONFIGS:
-        lines = (fresh / "results" / f"mini_ifeval_limit_{LIMIT}" / config / "trace.jsonl").read_text().splitlines()
+        path = fresh / "results" / f"mini_ifeval_limit_{LIMIT}" / config / "trace.jsonl"
+        lines = path.read_text().splitlines()[1:]
         runs = [(line["chunk"], line["session"]) for line in map(json.loads, lines)]
         assert len(runs) == len(set(runs)), "a timing was merged twice"
 
@@ -183,11 +185,12 @@ def test_a_second_run_waits_for_no_shard(fresh: Path, capsys: pytest.CaptureFixt
 def test_missing_and_repeated_samples_are_named(fresh: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(whole / "results", fresh / "results")
     path = fresh / "results" / f"mini_ifeval_limit_{LIMIT}" / "same" / "samples.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines + lines[:3]))
+    content = path.read_bytes()
+    edit_lines(path, lambda lines: lines + lines[:3])
     assert main(["run", str(fresh), "--limit", str(LIMIT)]) == 2
     assert "has 2 answers twice" in capsys.readouterr().err
-    path.write_text("".join([lines[0].replace('"document": 0', '"document": 99'), *lines[1:]]))
+    path.write_bytes(content)
+    edit_lines(path, lambda lines: [lines[0] | {"document": 99}, *lines[1:]])
     assert main(["run", str(fresh), "--limit", str(LIMIT)]) == 2
     assert "lacks 1 samples, such as mini_ifeval document 0" in capsys.readouterr().err
 
@@ -217,6 +220,23 @@ def test_shards_merge_exactly_in_any_order(
     cell = read_cell(folder, "run")
     assert [each.key.document for each in cell.all_records] == list(range(2 * len(owners)))
     assert [each["chunk"] for each in cell.own_timings] == list(range(len(owners)))
+
+
+def test_what_was_altered_in_a_shard_is_said_kept_and_not_merged(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "task" / "cell"
+    open_cell(folder, {"a": 1}, "run").append_chunk(0, [record(0)], timing(0))
+    shard = open_cell(folder / "shards" / "x-0", {"a": 1}, "run")
+    for chunk in (1, 2):
+        shard.append_chunk(chunk, [record(chunk)], timing(chunk))
+    path = shard.folder / "samples.jsonl"
+    altered = path.read_bytes().replace(b"[1, 2, 1]", b"[1, 2, 9]")
+    path.write_bytes(altered)
+    notes = merge_what_was_left(tmp_path / "results")
+    assert "chunk 1 is run again" in notes[0]
+    assert [each.read_bytes() for each in folder.glob("samples.jsonl.damaged-*")] == [altered]
+    assert not shard.folder.exists()
+    whole = read_cell(folder, "run")
+    assert (sorted(whole.records), whole.faults) == ([0, 2], [])
 
 
 def test_two_answers_to_one_sample_are_refused(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """Results on disk: whole chunks or nothing, whatever happens to the file."""
 
+import dataclasses
 import json
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepsaver.bench import store
-from stepsaver.bench.store import SAMPLES, TRACE, exclusive, open_cell, read_cell
+from stepsaver.bench.store import SAMPLES, TRACE, Cell, exclusive, open_cell, read_cell
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestKey, RequestRecord
 
@@ -66,24 +69,72 @@ def test_a_file_cut_anywhere_keeps_its_whole_chunks(
     assert read_cell(folder, "run").records == cell.records
 
 
-def test_a_damaged_line_ends_what_is_trusted_and_is_kept_for_looking_at(tmp_path: Path) -> None:
+def test_a_damaged_line_takes_its_chunk_with_it_and_is_kept_for_looking_at(tmp_path: Path) -> None:
     folder = filled(tmp_path / "cell")
     lines = (folder / SAMPLES).read_bytes().splitlines(keepends=True)
-    lines[4] = b"\x00\xff" + lines[4][2:]
+    lines[5] = b"\x00\xff" + lines[5][2:]
     (folder / SAMPLES).write_bytes(b"".join(lines))
     cell = open_cell(folder, {"a": 1}, "run")
-    assert sorted(cell.records) == [0]
+    assert sorted(cell.records) == [0, 2]
     assert [path.read_bytes() for path in cell.damaged] == [b"".join(lines)]
+    assert "chunk 1 is run again" in cell.notes[0]
+    cell.append_chunk(1, [record(2), record(3)], timing(1) | {"session": "t"})
+    again = read_cell(folder, "run")
+    assert (sorted(again.records), again.faults) == ([0, 1, 2], [])
     assert not open_cell(folder, {"a": 1}, "run").damaged
 
 
 def test_samples_without_their_trace_are_not_trusted(tmp_path: Path) -> None:
     folder = filled(tmp_path / "cell")
     lines = (folder / TRACE).read_bytes().splitlines(keepends=True)
-    (folder / TRACE).write_bytes(lines[0] + b"{}\n" + lines[2])
+    (folder / TRACE).write_bytes(b"".join([*lines[:2], b"{}\n", lines[3]]))
     assert sorted(read_cell(folder, "run").records) == [0]
     cell = open_cell(folder, {"a": 1}, "run")
     assert [path.name.split(".damaged")[0] for path in cell.damaged] == [TRACE, SAMPLES]
+
+
+@st.composite
+def altered_lines(draw: st.DrawFn, lines: list[bytes]) -> list[bytes]:
+    """The lines of a file with some of them taken out, put in, doubled, moved or changed in one character."""
+    found = list(lines)
+    for _ in range(draw(st.integers(1, 3))):
+        here, there = draw(st.integers(0, len(found) - 1)), draw(st.integers(0, len(lines) - 1))
+        kind = draw(st.sampled_from(["take out", "put in", "swap", "change"]))
+        if kind == "take out" and len(found) > 1:
+            del found[here]
+        elif kind == "put in":
+            found.insert(here, lines[there])
+        elif kind == "swap":
+            there = min(there, len(found) - 1)
+            found[here], found[there] = found[there], found[here]
+        else:
+            place = draw(st.integers(0, len(found[here]) - 2))
+            found[here] = found[here][:place] + draw(st.sampled_from([b"0", b" ", b'"'])) + found[here][place + 1 :]
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_however_lines_are_altered_none_that_is_false_is_used(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = filled(tmp_path_factory.mktemp("altered") / "cell")
+    before = open_cell(folder, {"a": 1}, "run")
+    before.write_summary({"run_id": "run"})
+    assert not read_cell(folder, "run").faults
+    path = folder / data.draw(st.sampled_from([SAMPLES, TRACE]))
+    lines = path.read_bytes().splitlines(keepends=True)
+    altered = data.draw(altered_lines(lines))
+    path.write_bytes(b"".join(altered))
+    if altered != lines:
+        assert read_cell(folder, "run").faults
+    cell = open_cell(folder, {"a": 1}, "run")
+    assert {chunk: before.records[chunk] for chunk in cell.records} == cell.records
+    assert all(each in before.timings for each in cell.timings)
+    for chunk in {0, 1, 2} - cell.records.keys():
+        cell.append_chunk(chunk, before.records[chunk], timing(chunk) | {"session": "again"})
+    again = read_cell(folder, "run")
+    assert (again.records, again.faults) == (before.records, [])
 
 
 def test_a_chunk_stored_twice_is_not_hidden(tmp_path: Path) -> None:
@@ -121,3 +172,48 @@ def test_a_full_disk_loses_nothing_stored(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(UsageError, match="No space left"):
         cell.append_chunk(1, [record(2)], timing(1))
     assert (folder / SAMPLES).read_bytes() == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 64 KB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a file system can be mounted by root only")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("size", [10, 300, 3000, 5000, 9000])
+def test_a_write_that_does_not_fit_leaves_no_torn_tail(small_disk: Path, size: int) -> None:
+    """Whether it is smaller or larger than a buffer: what is in a buffer must not follow when the file is closed."""
+    cell = open_cell(small_disk / "cell", {"a": 1}, "run")
+    cell.append_chunk(0, [record(0)], timing(0))
+    for room in (0, 1, 2, 3):  # pages that are left
+        (small_disk / "filler").unlink(missing_ok=True)
+        fill(small_disk / "filler", pages_left=room)
+        with pytest.raises(UsageError, match="No space left"):
+            append_until_full(cell, first=100 * room + 1, size=size)
+        for name in (SAMPLES, TRACE):
+            assert (cell.folder / name).read_bytes().endswith(b"\n"), "a torn tail"
+        stored = read_cell(small_disk / "cell", "run")
+        assert stored.faults == []
+        assert stored.records == cell.records
+
+
+def append_until_full(cell: Cell, first: int, size: int) -> None:
+    for chunk in range(first, first + 60):
+        one = dataclasses.replace(record(chunk), text="x" * size)
+        cell.append_chunk(chunk, [one], timing(chunk) | {"more": "y" * size})
+
+
+def fill(path: Path, pages_left: int) -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    with path.open("wb", buffering=0) as stream:
+        try:
+            while True:
+                stream.write(b"z" * page)
+        except OSError:
+            stream.truncate(max(0, stream.tell() // page - pages_left) * page)

@@ -16,6 +16,7 @@ from stepsaver.cli import main
 from stepsaver.commands.demo import WAYS_THAT_PAY
 from stepsaver.report.documents import read_documents
 from stepsaver.report.reading import read_stored_task
+from tests.bench.tampering import edit_lines
 from tests.evaluation.tiny_folder import write_model_folder
 from tests.report.browsing import count, open_page, text, texts
 
@@ -106,7 +107,7 @@ def test_marks_are_those_of_the_run(experiment: Path) -> None:
 
 def test_questions_of_other_prompts_are_not_shown(experiment: Path) -> None:
     path = cell(experiment, "output") / "samples.jsonl"
-    path.write_text(re.sub(r'"digest": "\w+"', '"digest": "another"', path.read_text()))
+    edit_lines(path, lambda lines: [line | {"digest": "another"} if "digest" in line else line for line in lines])
     found = find_experiment(str(experiment))
     documents = read_documents(found, "mini_gsm8k", limit=LIMIT, model=found.spec.model)
     stored = read_stored_task(found, experiment / "results", "mini_gsm8k", limit=LIMIT, model=found.spec.model)
@@ -301,11 +302,24 @@ def test_a_clone_reads_artifacts_where_it_has_no_results(experiment: Path, capsy
     assert main(["audit", str(experiment), "--limit", str(LIMIT)]) == 2
 
 
+def test_artifacts_do_not_hide_results_that_nothing_identifies(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(experiment, "--save-artifacts")
+    for path in (experiment / "results").rglob("run.json"):
+        path.write_text("{}")
+    capsys.readouterr()
+    assert main(["audit", str(experiment), "--limit", str(LIMIT), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert {(each["source"], each["check"], each["level"]) for each in found} == {("results", "integrity", "invalid")}
+    report(experiment)
+
+
 def test_the_documents_over_all_experiments(experiment: Path) -> None:
     """The most urgent of what is pending first: a fault, then what is missing, then what is undecided or in part."""
     shutil.copytree(experiment, experiment.parent / "01_later", ignore=shutil.ignore_patterns("results"))
     path = cell(experiment, "trimmed", "mini_mmlu") / "samples.jsonl"
-    path.write_text(path.read_text().replace('"digest": "', '"digest": "0', 1))
+    edit_lines(path, lambda lines: [lines[0] | {"digest": "another"}, *lines[1:]])
     assert main(["report"]) == 0
     results, status = ((experiment.parent / name).read_text() for name in ("RESULTS.md", "STATUS.md"))
     headings = ["Performance Metrics Summary", "Accuracy vs Speed Tradeoffs", "Pending Experiments"]

@@ -75,6 +75,10 @@ def follow(opened: OpenCell, leader: OpenCell, chunks: Sequence[Chunk]) -> dict[
     for chunk in chunks:
         if chunk.number not in opened.cell.records:
             opened.cell.append_chunk(chunk.number, leader.cell.records[chunk.number], timings[chunk.number])
+    known = {(each["chunk"], each["session"]) for each in opened.cell.timings}
+    for (chunk_number, _), timing in leader.cell.repeats.items():
+        if (chunk_number, timing["session"]) not in known:
+            opened.cell.append_timing(timing)
     return checked
 
 

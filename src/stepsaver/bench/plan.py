@@ -18,7 +18,8 @@ from stepsaver.bench.run import RunOptions, load, with_baselines
 from stepsaver.bench.session import Chunk, ConfigRunner, Session, open_session
 from stepsaver.bench.shards import stored_with_shards
 from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.store import IDENTITY, Timing, read_json
+from stepsaver.bench.store import read_identity
+from stepsaver.bench.stored_files import Timing
 from stepsaver.bench.worker import CellRequest, cell_request
 from stepsaver.evaluation.generation_parameters import read_parameters
 
@@ -103,7 +104,7 @@ def _missing(request: CellRequest, config: ConfigSpec, results: Path, *, is_forc
     """The chunks to be run, and what happens to those that are stored."""
     numbers = {chunk.number for chunk in request.chunks}
     folder = results / request.folder_name / config.name
-    stored = read_json(folder / IDENTITY)
+    stored = read_identity(folder)
     if stored is None:
         return numbers, ""
     if is_forced:

@@ -3,13 +3,14 @@
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stepsaver.bench.equal import EqualConfigs, find_equal, follow
 from stepsaver.bench.experiments import results_folder
+from stepsaver.bench.repeat import disturbed_chunks, repeat_disturbed
 from stepsaver.bench.session import Chunk, ConfigRunner, open_session
 from stepsaver.bench.shards import Part, merge, merge_what_was_left, write_apart
 from stepsaver.bench.spec import ConfigSpec, Experiment
@@ -39,6 +40,7 @@ class RunOptions:
     model: str
     limit: int | None = None
     force: bool = False
+    repeat_disturbed: bool = False
     data_dir: Path | None = None
     confirm_run_unsafe_code: bool = False
 
@@ -86,7 +88,12 @@ def log_progress(config: str, done: int, total: int) -> None:
 def prepare(results: Path) -> None:
     """Before anything is run: nobody else is, and no shard of an earlier run has something left to merge."""
     with exclusive(results):
-        merge_what_was_left(results)
+        _say(merge_what_was_left(results))
+
+
+def _say(notes: Iterable[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr, flush=True)
 
 
 def load(name: str, experiment: Experiment, options: RunOptions) -> LoadedTask:
@@ -114,14 +121,13 @@ def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> bool:
     forced = frozenset(config.name for config in shard.options.configs) if shard.options.force else frozenset[str]()
     with merging(results):
         cells = open_cells(request, configs, results, Opening(part.label, forced))
-    for path in (path for opened in cells.values() for path in opened.cell.damaged):
-        print(f"note: a damaged file was set aside as {path}; its samples are run again", file=sys.stderr)
+    _say(note for opened in cells.values() for note in opened.cell.notes)
     equal = find_equal(request, {name: opened.runner for name, opened in cells.items()})
-    for note in equal.notes():
-        print(f"note: {request.folder_name}: {note}", file=sys.stderr, flush=True)
+    _say(f"{request.folder_name}: {note}" for note in equal.notes())
     computed = {name: opened for name, opened in cells.items() if name not in equal.leader_of}
     if not part.is_whole:
         write_apart(computed, part)
+        _say(note for opened in computed.values() for note in opened.written.notes)
     baseline_of = {name: equal.computed_as(shard.experiment.baseline_of(name)) for name in cells}
     run_missing(computed, part.chunks(request.chunks), progress, baseline_of=baseline_of)
     with merging(results):
@@ -131,6 +137,9 @@ def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> bool:
                 merge(opened.written, merged[name].cell)
             cells = merged
         is_complete = all(chunk.number in cells[name].cell.records for name in computed for chunk in request.chunks)
+        if is_complete and shard.options.repeat_disturbed:
+            again = {name: cells[name] for name in computed}
+            repeat_disturbed(request, again, progress, baseline_of=baseline_of)
         if is_complete:
             _summarise(request, cells, equal)
     return is_complete
@@ -141,11 +150,13 @@ def _summarise(request: CellRequest, cells: dict[str, OpenCell], equal: EqualCon
     checked = {name: follow(cells[name], cells[leader], chunks) for name, leader in equal.leader_of.items()}
     for opened in cells.values():
         check_coverage(chunks, opened.cell)
+    disturbed = disturbed_chunks({name: each for name, each in cells.items() if name not in equal.leader_of})
     scored = {name: score_cell(request, opened) for name, opened in cells.items()}
     for name, opened in cells.items():
         # an equal config's timings stand for the baseline's: it was timed beside the others in every session
         baseline = equal.computed_as(request.experiment.baseline_of(name))
         summary = build_summary(request, opened, cells[baseline], scored[name], scored[baseline])
+        summary["disturbed_chunks"] = sorted({each.chunk for each in disturbed if each.config == name})
         summary["inert_rules"] = [each._asdict() for each in equal.inert.get(name, ())]
         summary["equal_to"] = equal.leader_of.get(name)
         summary["spot_check"] = checked.get(name)

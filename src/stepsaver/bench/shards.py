@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepsaver.bench.session import Chunk
-from stepsaver.bench.store import IDENTITY, Cell, open_cell, read_cell, read_json
+from stepsaver.bench.store import IDENTITY, SAMPLES, TRACE, Cell, open_cell, read_cell, read_identity
 from stepsaver.bench.worker import OpenCell, first_difference
 from stepsaver.engine.errors import UsageError
 
@@ -54,29 +54,36 @@ def merge(shard: Cell, whole: Cell) -> None:
     for timing in shard.timings:
         if (timing["chunk"], timing["session"]) not in known:
             whole.append_timing(timing)
-    shutil.rmtree(shard.folder)
+    _remove(shard.folder, whole.folder)
 
 
-def merge_what_was_left(results: Path) -> None:
-    """Takes over what the shards of earlier runs left. Nobody else may be running."""
+def _remove(folder: Path, target: Path) -> None:
+    """Removes a shard's folder, which is merged. What was set aside in it is kept."""
+    for path in folder.iterdir():
+        if path.name not in (SAMPLES, TRACE, IDENTITY) and path.suffix != ".writing":
+            path.rename(target / path.name)
+    shutil.rmtree(folder)
+
+
+def merge_what_was_left(results: Path) -> list[str]:
+    """Takes over what the shards of earlier runs left, and says what was set aside. Nobody else may be running."""
+    notes = []
     for folder in sorted(results.glob(f"*/*/{FOLDER}/*")):
         target = folder.parent.parent
-        whole, shard = read_json(target / IDENTITY), read_json(folder / IDENTITY)
+        whole, shard = read_identity(target), read_identity(folder)
         if whole is None or shard is None or whole["run_id"] != shard["run_id"]:
             continue  # nothing of the run that is stored here
-        run_id = whole["run_id"]
-        merge(read_cell(folder, run_id, repair=True), read_cell(target, run_id, repair=True))
+        cells = [read_cell(each, whole["run_id"], repair=True) for each in (folder, target)]
+        merge(*cells)
+        notes += [note for cell in cells for note in cell.notes]
+    return notes
 
 
 def stored_with_shards(folder: Path) -> list[Cell]:
     """What is stored of a config: merged, and in shards that are not merged yet. Nothing is changed."""
-    stored = read_json(folder / IDENTITY)
+    stored = read_identity(folder)
     if stored is None:
         return []
     run_id = stored["run_id"]
-    parts = [
-        path
-        for path in sorted(folder.glob(f"{FOLDER}/*"))
-        if (read_json(path / IDENTITY) or {}).get("run_id") == run_id
-    ]
+    parts = [path for path in sorted(folder.glob(f"{FOLDER}/*")) if (read_identity(path) or {}).get("run_id") == run_id]
     return [read_cell(each, run_id) for each in (folder, *parts)]

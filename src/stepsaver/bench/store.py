@@ -1,8 +1,9 @@
 """Results on disk: one folder per config and task, samples appended chunk by chunk, a summary written at the end.
 
 A chunk is its line in `trace.jsonl`, then its samples in one write and one sync, closed by a line of their own. What
-stands behind the last such line is a torn tail and is cut off before the next write. Nothing is ever read from a run
-with another id.
+stands after the last such line is a torn tail and is cut off before the next write. Every file says which run it is of
+and every line holds by its checksum (`chain.py`): nothing is ever read from a run with another id, and what was altered
+is set aside, said, and run again.
 """
 
 import fcntl
@@ -14,15 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from stepsaver.bench.chain import SUM, document_holds, first_line, last_sum, reseal, seal, seal_document
+from stepsaver.bench.durable import append_synced, cannot_write, write_beside
 from stepsaver.bench.identity import differing_parts
+from stepsaver.bench.stored_files import StoredFile, Timing, faults, read_chunks, read_file, read_timings
 from stepsaver.engine.errors import UsageError
-from stepsaver.evaluation.records import RequestRecord, record_from_json, record_to_json
+from stepsaver.evaluation.records import RequestRecord, record_to_json
 
 SAMPLES, TRACE, SUMMARY, IDENTITY = "samples.jsonl", "trace.jsonl", "summary.json", "run.json"
-
-Timing = dict[str, Any]  # a line of `trace.jsonl`: what running one chunk once took
+DAMAGED, OTHER_RUN = "damaged", "other-run"  # how the name of a file goes on that was set aside
 
 
 @dataclass
@@ -35,34 +38,61 @@ class Cell:
     timings: list[Timing] = field(default_factory=list)  # a chunk may have been timed more than once
     sessions: dict[int, str] = field(default_factory=dict)  # by chunk, the session that its samples come from
     damaged: list[Path] = field(default_factory=list)  # files that were set aside when the cell was opened
+    faults: list[str] = field(default_factory=list)  # what does not hold, or is not of this run
+    notes: list[str] = field(default_factory=list)  # what was done about it
+    ends: dict[str, str] = field(default_factory=dict)  # by file, the checksum of its last line
     provenance: Mapping[str, Any] = field(default_factory=dict)  # of the run's beginning
 
     def append_chunk(self, chunk: int, records: Sequence[RequestRecord], timing: Mapping[str, Any]) -> None:
         """Stores a finished chunk: all of its samples or none. The timing goes first, so that none is without it."""
         self.append_timing(timing)
-        lines = [json.dumps({"chunk": chunk, **record_to_json(record)}) for record in records]
         closing = {"chunk_end": chunk, "records": len(records), "session": timing["session"]}
-        _append(self.folder / SAMPLES, "\n".join([*lines, json.dumps(closing)]) + "\n")
+        self._append(SAMPLES, [*({"chunk": chunk, **record_to_json(record)} for record in records), closing])
         self.records[chunk] = list(records)
         self.sessions[chunk] = timing["session"]
 
     def append_timing(self, timing: Mapping[str, Any]) -> None:
         """Stores what a chunk took; alone if its samples are there, as of a baseline timed beside another config."""
-        _append(self.folder / TRACE, json.dumps(dict(timing)) + "\n")
+        self._append(TRACE, [timing])
         self.timings.append(dict(timing))
 
+    def _append(self, name: str, contents: Sequence[Mapping[str, Any]]) -> None:
+        first = first_line(name, self.run_id)
+        start = [] if name in self.ends else [first]
+        content, end = seal([*start, *contents], first, self.ends.get(name, ""))
+        append_synced(self.folder / name, content)
+        self.ends[name] = end
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_beside(self.folder / SUMMARY, json.dumps(summary, indent=1, default=str) + "\n")
+        """With where the files ended that it was made of: what is cut off from them later is missed."""
+        _write_document(self.folder / SUMMARY, {**summary, "made_of": self.ends})
 
     @property
     def all_records(self) -> list[RequestRecord]:
         return [record for chunk in sorted(self.records) for record in self.records[chunk]]
 
     @property
+    def repeats(self) -> dict[tuple[int, str], Timing]:
+        """Timings that count instead of others, by the chunk and session of those."""
+        return {(each["chunk"], each["instead_of"]): each for each in self.timings if each.get("instead_of")}
+
+    @property
+    def counting_timings(self) -> list[Timing]:
+        """All that were taken, but for those that another one counts instead of."""
+        repeated = self.repeats
+        return [each for each in self.timings if (each["chunk"], each["session"]) not in repeated]
+
+    @property
     def own_timings(self) -> list[Timing]:
-        """One timing per stored chunk: the one of the session that its samples come from."""
-        by_run = {(each["chunk"], each["session"]): each for each in self.timings}
-        return [by_run[chunk, self.sessions[chunk]] for chunk in sorted(self.sessions)]
+        """One timing per stored chunk: of the session that its samples come from, or what counts instead of it."""
+        by_run, repeated = {(each["chunk"], each["session"]): each for each in self.timings}, self.repeats
+        found = []
+        for chunk in sorted(self.sessions):
+            timing = by_run[chunk, self.sessions[chunk]]
+            while (key := (chunk, timing["session"])) in repeated:
+                timing = repeated.pop(key)
+            found.append(timing)
+        return found
 
 
 def open_cell(
@@ -79,134 +109,152 @@ def open_cell(
     `label` names the run that opens it: of its processes only the first may set anything aside. `provenance` is kept
     from the moment the run begins.
     """
-    stored = read_json(folder / IDENTITY)
+    stored = read_identity(folder)
     is_ours = stored is not None and bool(label) and stored.get("opened_by") == label
-    if stored is not None and stored.get("run_id") != run_id and is_ours:
+    if stored is not None and stored["run_id"] != run_id and is_ours:
         parts = ", ".join(differing_parts(stored["identity"], identity))
         raise UsageError(f"the shards of one run differ in {parts}: {folder}")
-    if stored is not None and (stored.get("run_id") != run_id or (force and not is_ours)):
-        _set_aside(folder, str(stored.get("run_id")))
+    notes = []
+    is_former = stored is not None and SUM not in stored
+    if is_former or (force and not is_ours) or (stored is not None and stored["run_id"] != run_id):
+        notes = _set_folder_aside(folder, stored, is_former=is_former)
         stored = None
     folder.mkdir(parents=True, exist_ok=True)
-    if stored is None:
+    if stored is None or not document_holds(stored):
+        if (folder / IDENTITY).exists():
+            aside = _set_aside(folder / IDENTITY, DAMAGED)
+            notes.append(f"{IDENTITY} was damaged or changed; it is set aside as {aside}")
+        elif any((folder / name).exists() for name in (SAMPLES, TRACE)):
+            notes.append(f"{IDENTITY} was missing in {folder}; what its files say decides whether they are used")
         stored = {"run_id": run_id, "opened_by": label, "provenance": provenance, "identity": identity}
-        write_beside(folder / IDENTITY, json.dumps(stored, indent=1, default=str) + "\n")
+        _write_document(folder / IDENTITY, stored)
     cell = read_cell(folder, run_id, repair=True)
+    cell.notes = notes + cell.notes
     cell.provenance = stored.get("provenance") or {}
     return cell
 
 
-class _StoredChunk(NamedTuple):
-    number: int
-    session: str
-    records: list[RequestRecord]
-    content: bytes
+def read_identity(folder: Path) -> dict[str, Any] | None:
+    """The content of `run.json`, whether or not it holds; none if it is not there or is something else."""
+    stored = read_json(folder / IDENTITY)
+    is_one = stored is not None and isinstance(stored.get("run_id"), str) and isinstance(stored.get("identity"), dict)
+    return stored if is_one else None
 
 
-def read_cell(folder: Path, run_id: str, *, repair: bool = False) -> Cell:
-    """What is stored of a run. With `repair`, torn tails are cut off and damaged files are set aside."""
+def read_cell(folder: Path, run_id: str, *, repair: bool = False, with_former: bool = False) -> Cell:
+    """What is stored of a run and holds. With `repair`, torn tails are cut off and what does not hold is set aside.
+
+    Files of the former format are read `with_former`, to be looked at; no run goes on with them.
+    """
     cell = Cell(folder, run_id)
-    trace_lines = _whole_timings(_content(folder / TRACE))
-    cell.timings = [json.loads(line) for line in trace_lines]
-    timed = {(each["chunk"], each["session"]) for each in cell.timings}
-    chunks = [each for each in _whole_chunks(_content(folder / SAMPLES)) if (each.number, each.session) in timed]
+    trace, samples = read_file(folder / TRACE, run_id), read_file(folder / SAMPLES, run_id)
+    is_read = {"ours": True, "former": with_former, "other": False}
+    timings, broken_timings = read_timings(trace) if is_read[trace.owner] else ([], set[int]())
+    timed = {(each["chunk"], each["session"]) for each, _ in timings}
+    found, broken_chunks = read_chunks(samples) if is_read[samples.owner] else ([], set[int]())
+    chunks = [each for each in found if (each.number, each.session) in timed]
+    cell.timings = [timing for timing, _ in timings]
     for chunk in chunks:  # a chunk that stands there twice keeps both: the audit names it
         cell.records.setdefault(chunk.number, []).extend(chunk.records)
         cell.sessions.setdefault(chunk.number, chunk.session)
+    untimed = {each.number for each in found} - cell.records.keys()
+    of_summary = _summary_faults(folder, run_id, (trace, samples))
+    of_timings = [f"{TRACE} lacks the timing of chunk {_listed(untimed)}"] if untimed else []
+    cell.faults = [*faults(trace), *faults(samples), *of_timings, *of_summary]
     if repair:
-        _keep(folder / TRACE, b"".join(trace_lines), cell, unfinished_without=b"\n")
-        _keep(folder / SAMPLES, b"".join(each.content for each in chunks), cell, unfinished_without=b'"chunk_end"')
+        _repair_file(cell, trace, [line.raw for _, line in timings], broken_timings)
+        lines = [line.raw for each in chunks for line in each.lines]
+        _repair_file(cell, samples, lines, broken_chunks | untimed)
+        _repair_summary(cell, of_summary)
     return cell
 
 
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
+def _summary_faults(folder: Path, run_id: str, files: Sequence[StoredFile]) -> list[str]:
+    summary = read_json(folder / SUMMARY)
+    if summary is None:
+        return [f"{SUMMARY} cannot be read"] if (folder / SUMMARY).exists() else []
+    if summary.get("run_id") != run_id:
+        return [f"{SUMMARY} is of run {summary.get('run_id')}"]
+    if SUM not in summary:
+        return [f"{SUMMARY} is of the former format: it has no checksum"]
+    if not document_holds(summary):
+        return [f"{SUMMARY} was changed"]
+    made_of = summary.get("made_of") or {}
+    return [
+        f"{file.path.name} lacks lines at its end that {SUMMARY} was made of"
+        for file in files
+        if file.owner == "ours" and made_of.get(file.path.name) not in file.sums
+    ]
 
 
-def _whole_timings(content: bytes) -> list[bytes]:
-    """The lines before the first one that is torn or damaged."""
-    lines = []
-    for raw in content.splitlines(keepends=True):
-        try:
-            line = json.loads(raw)
-            complete = raw.endswith(b"\n") and {"chunk", "session"} <= line.keys()
-        except (ValueError, AttributeError):
-            break
-        if not complete:
-            break
-        lines.append(raw)
-    return lines
-
-
-def _whole_chunks(content: bytes) -> list[_StoredChunk]:
-    """The chunks before the first line that is torn or damaged."""
-    chunks: list[_StoredChunk] = []
-    pending: list[RequestRecord] = []
-    begin = end = 0
-    for raw in content.splitlines(keepends=True):
-        end += len(raw)
-        try:
-            line = json.loads(raw)
-            if "chunk_end" in line:
-                if line["records"] != len(pending) or not raw.endswith(b"\n"):
-                    break
-                chunks.append(_StoredChunk(line["chunk_end"], line["session"], pending, content[begin:end]))
-                pending, begin = [], end
-            else:
-                line.pop("chunk")
-                pending.append(record_from_json(line))
-        except (ValueError, KeyError, TypeError, UsageError):
-            break
-    return chunks
-
-
-def _keep(path: Path, whole: bytes, cell: Cell, *, unfinished_without: bytes) -> None:
-    """Leaves only what is whole in a file. Anything but the tail of an unfinished write is damage: a copy stays."""
-    content = _content(path)
-    if content == whole:
-        return
-    is_torn_tail = content.startswith(whole) and unfinished_without not in content[len(whole) :]
-    if not is_torn_tail:
-        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-        aside.write_bytes(content)
+def _repair_file(cell: Cell, file: StoredFile, kept: Sequence[bytes], again: set[int]) -> None:
+    """Leaves only what holds in a file. Anything but the tail of an unfinished write is damage: a copy stays."""
+    path = file.path
+    if file.owner != "ours":
+        aside = _set_aside(path, OTHER_RUN)
         cell.damaged.append(aside)
-    write_beside(path, whole)
+        cell.notes.append(f"{faults(file)[0]}: it is set aside as {aside}, and nothing of it is used")
+        return
+    content = path.read_bytes() if path.exists() else b""
+    whole = b"".join([file.head.raw, *kept]) if file.head else b""
+    if content != whole:
+        if not _is_torn_tail(content, whole, file):
+            aside = path.with_name(f"{path.name}.{DAMAGED}-{time.time_ns()}")
+            write_beside(aside, content)
+            cell.damaged.append(aside)
+            why, chunks = (
+                (faults(file) or ["its chunks have no timing"])[0],
+                f"chunk {_listed(again)}" if again else "it",
+            )
+            cell.notes.append(f"a damaged file was set aside as {aside}; {why}; {chunks} is run again")
+            whole = reseal(whole)
+        write_beside(path, whole)
+    if whole:
+        cell.ends[path.name] = last_sum(whole)
 
 
-def _set_aside(folder: Path, run_id: str) -> None:
-    target = folder.parent / "previous" / f"{folder.name}-{run_id}"
+def _is_torn_tail(content: bytes, whole: bytes, file: StoredFile) -> bool:
+    """Whether nothing is lost but lines of a write that was not finished."""
+    return content.startswith(whole) and not faults(file) and b'"chunk_end"' not in content[len(whole) :]
+
+
+def _repair_summary(cell: Cell, its_faults: Sequence[str]) -> None:
+    """A summary that is not of what is stored is set aside; the run writes another one at its end."""
+    path = cell.folder / SUMMARY
+    if path.exists() and (its_faults or cell.damaged):
+        aside = _set_aside(path, DAMAGED)
+        why = its_faults[0] if its_faults else f"it is not of what is left in {cell.folder}"
+        cell.damaged.append(aside)
+        cell.notes.append(f"{SUMMARY} is set aside as {aside}: {why}")
+
+
+def _listed(numbers: set[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def _set_aside(path: Path, why: str) -> Path:
+    """Gives a file a name that nothing reads; nothing is deleted."""
+    aside = path.with_name(f"{path.name}.{why}-{time.time_ns()}")
+    try:
+        return path.rename(aside)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def _set_folder_aside(folder: Path, stored: Mapping[str, Any] | None, *, is_former: bool) -> list[str]:
+    """Moves all that is stored to `previous/`; says so where nobody asked for it."""
+    if stored is None and not any((folder / name).exists() for name in (SAMPLES, TRACE, SUMMARY)):
+        return []
+    target = folder.parent / "previous" / f"{folder.name}-{stored['run_id'] if stored else 'unknown'}"
     while target.exists():
         target = target.with_name(target.name + "-again")
     target.parent.mkdir(parents=True, exist_ok=True)
     folder.rename(target)
+    return [f"{folder} was of the former format, without checksums: it is set aside as {target}"] if is_former else []
 
 
-def _append(path: Path, text: str) -> None:
-    try:
-        with path.open("ab") as stream:
-            before = stream.tell()
-            try:
-                stream.write(text.encode())
-                stream.flush()
-                os.fsync(stream.fileno())
-            except OSError:
-                os.ftruncate(stream.fileno(), before)
-                raise
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; what was stored before is whole") from None
-
-
-def write_beside(path: Path, content: str | bytes) -> None:
-    """Replaces a file at once: whoever reads it finds the old content or the new."""
-    beside = path.with_name(path.name + ".writing")
-    try:
-        with beside.open("wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; what was stored before is whole") from None
+def _write_document(path: Path, content: Mapping[str, Any]) -> None:
+    write_beside(path, json.dumps(seal_document(content), indent=1) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

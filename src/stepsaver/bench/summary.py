@@ -4,10 +4,12 @@ import time
 from collections import defaultdict
 from typing import Any
 
+from stepsaver.bench.rates import median_rate
 from stepsaver.bench.spec import Criterion
 from stepsaver.bench.statistics import bootstrap_p, median_interval, paired_drop, share_interval
 from stepsaver.bench.step_counts import counted_ceiling
-from stepsaver.bench.store import Timing
+from stepsaver.bench.store import Cell
+from stepsaver.bench.stored_files import Timing
 from stepsaver.bench.worker import CellRequest, OpenCell
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
@@ -80,7 +82,8 @@ def build_summary(
     keys = sorted(values)
     name, experiment = opened.runner.config.name, request.experiment
     drop = paired_drop([base_values[key] for key in keys], [values[key] for key in keys])
-    pairs = chunk_pairs(opened.cell.timings, baseline.cell.timings)
+    pairs = chunk_pairs(opened.cell.counting_timings, baseline.cell.counting_timings)
+    rate = median_rate([ours for ours, _ in pairs])
     accuracy = share_interval(sum(values.values()), len(values))
     ups = speed_ups(pairs)
     return {
@@ -103,6 +106,8 @@ def build_summary(
         },
         "speed_up": {name: list(median_interval(ratios)) for name, ratios in ups.items()},
         "speed_up_chunks": len(pairs),
+        "rate": list(rate) if rate else None,  # tokens/s of the chunks that the speed-up is made of
+        "timed_again": _timed_again(opened.cell),
         "chunks": len(timings),
         "chunks_not_comparable": sum(not each["comparable"] for each in timings),
         "sessions": len({each["session"] for each in timings}),
@@ -140,6 +145,16 @@ def build_summary(
         "run_id": opened.cell.run_id,
         "identity": opened.identity,
     }
+
+
+def _timed_again(cell: Cell) -> list[dict[str, Any]]:
+    """The seconds that count, and those of the disturbed timing before, which stays on record."""
+    before = {(each["chunk"], each["session"]): each["seconds"] for each in cell.timings}
+    return [
+        {"chunk": chunk, "seconds": each["seconds"], "seconds_before": before[chunk, session]}
+        for (chunk, session), each in cell.repeats.items()
+        if (chunk, session) in before
+    ]
 
 
 def _totals(timings: list[Timing]) -> dict[str, float]:

@@ -147,14 +147,19 @@ def _run_chunk(opened: OpenCell, chunk: Chunk, *, is_stored: bool) -> None:
     if not is_stored:
         opened.written.append_chunk(chunk.number, records, timing)
         return
-    stored = opened.cell.records.get(chunk.number) or opened.written.records[chunk.number]
+    require_stored_answers(opened, chunk.number, records)
+    opened.written.append_timing(timing)
+
+
+def require_stored_answers(opened: OpenCell, chunk: int, records: Sequence[RequestRecord]) -> None:
+    """A chunk that is timed again gives what it gave before."""
+    stored = opened.cell.records.get(chunk) or opened.written.records[chunk]
     difference = first_difference(records, stored)
     if difference:
         raise UsageError(
-            f"the baseline gave another answer to {difference} than is stored of the same run: "
+            f"{opened.runner.config.name} gave another answer to {difference} than is stored of the same run: "
             f"the machine or a library is not what it was; set the results aside with `stepsaver discard`"
         )
-    opened.written.append_timing(timing)
 
 
 def first_difference(records: Sequence[RequestRecord], others: Sequence[RequestRecord]) -> str | None:

@@ -17,12 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.audit import CHECKS, audit, read_task
+    from stepsaver.bench.audit import all_checks, audit, read_task
 
     chosen = choose(options)
     read = [read_task(chosen.experiment, chosen.results, folder) for folder in chosen.cell_folders.values()]
-    audited = [each for each in read if each.cells]
-    saved = [found for each in read if not each.cells and (found := chosen.artifacts(each.task))]
+    audited = [each for each in read if each.has_results]
+    saved = [found for each in read if not each.has_results and (found := chosen.artifacts(each.task))]
     if not audited and not saved:
         raise chosen.nothing_there()
     findings = [(each.task, "results", finding) for each in audited for finding in audit(each)]
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"{finding.level:<8} {task}: {finding.message} [{finding.check}]")
         invalid = sum(finding.level == "invalid" for _, _, finding in findings)
         tasks, remarks = len(audited) + len(saved), len(findings) - invalid
-        print(f"{len(CHECKS)} checks on {tasks} tasks: {invalid} invalid, {remarks} remarks")
+        print(f"{len(all_checks())} checks on {tasks} tasks: {invalid} invalid, {remarks} remarks")
         if saved:
             names = ", ".join(each.folder for each in saved)
             print(f"from artifacts: {names}: as found when they were saved; to check again needs the results")

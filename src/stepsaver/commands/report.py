@@ -160,7 +160,7 @@ def write_report(
 
 
 def _write(path: Path, content: str) -> None:
-    from stepsaver.bench.store import write_beside
+    from stepsaver.bench.durable import write_beside
 
     if not path.parent.is_dir():
         raise UsageError(f"no folder {path.parent} to write {path.name} to")

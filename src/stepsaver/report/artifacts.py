@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from stepsaver.bench.audit import Finding
+from stepsaver.bench.durable import write_beside
 from stepsaver.bench.spec import Experiment
-from stepsaver.bench.statistics import Interval
-from stepsaver.bench.store import read_json, write_beside
+from stepsaver.bench.store import read_json
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.cells import Details, ReportCell, ReportTask
 from stepsaver.report.documents import without_documents
@@ -61,13 +61,14 @@ def read_artifacts(experiment: Experiment, results: Path, folder: str) -> Report
 def _read_cell(config: Any, content: dict[str, Any] | None) -> ReportCell:
     if content is None:
         return ReportCell(config, "missing", "not among the artifacts")
-    return ReportCell(config, "done", "", content, _details(content.pop("details", {})))
+    details = content.pop("details", {})
+    content.setdefault("rate", details.get("median_rate"))  # where artifacts of earlier runs keep it
+    return ReportCell(config, "done", "", content, _details(details))
 
 
 def _details(content: dict[str, Any]) -> Details:
     return Details(
         rates=[(minutes, rate) for minutes, rate in content.get("rates", ())],
-        median_rate=Interval(*content["median_rate"]) if content.get("median_rate") else None,
         prefill_seconds=content.get("prefill_seconds", 0.0),
         tokens=tuple(content.get("tokens", ())),
         subjects={name: (right, count) for name, (right, count) in content.get("subjects", {}).items()},

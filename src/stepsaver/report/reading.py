@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stepsaver.bench.spec import Experiment
-from stepsaver.bench.store import IDENTITY, read_json
+from stepsaver.bench.store import read_identity
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask, read_report_task
 from stepsaver.report.documents import read_documents, without_documents
@@ -21,7 +21,7 @@ def read_stored_task(
 ) -> ReportTask | None:
     """None if no config of the task is done."""
     folder = task + (f"_limit_{limit}" if limit is not None else "")
-    stored = [read_json(results / folder / config.name / IDENTITY) for config in experiment.configs]
+    stored = [read_identity(results / folder / config.name) for config in experiment.configs]
     identity = next((each["identity"] for each in stored if each is not None), None)
     if identity is not None:
         documents = (

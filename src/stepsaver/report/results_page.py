@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepsaver.bench.durable import write_beside
 from stepsaver.bench.spec import Experiment
-from stepsaver.bench.store import write_beside
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.experiment_log import log_entry, log_entry_markdown
 from stepsaver.report.published_numbers import PublishedNumbers, published_markdown

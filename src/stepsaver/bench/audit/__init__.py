@@ -1,0 +1,39 @@
+"""Whether results can be trusted: each check is a file in `checks/`, from stored cells to findings, in plain words.
+
+A record is never compared with itself: every check that compares takes two different cells, or a cell and the
+experiment's own file.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Protocol, cast
+
+from stepsaver.bench.audit import checks
+from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding, read_task
+
+__all__ = ["AuditedCell", "AuditedTask", "Check", "Finding", "all_checks", "audit", "read_task"]
+
+
+class Check(Protocol):
+    """What a file of `checks/` offers."""
+
+    __name__: str
+    ORDER: int
+
+    @staticmethod
+    def findings(task: AuditedTask) -> Iterator[Finding]: ...
+
+
+def all_checks() -> dict[str, Check]:
+    """Every file of `checks/` by its name, in their order."""
+    found = {
+        each.name: cast(Check, import_module(f"{checks.__name__}.{each.name}"))
+        for each in iter_modules(checks.__path__)
+    }
+    return dict(sorted(found.items(), key=lambda each: each[1].ORDER))
+
+
+def audit(task: AuditedTask) -> list[Finding]:
+    found = [finding for check in all_checks().values() for finding in check.findings(task)]
+    return sorted(found, key=lambda finding: finding.level)

@@ -1,0 +1,157 @@
+"""What an audit looks at, the stored results of all configs on a task, and what it says of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stepsaver.bench.chain import SUM, document_holds
+from stepsaver.bench.identity import run_id
+from stepsaver.bench.session import CACHES
+from stepsaver.bench.spec import ConfigSpec, Experiment
+from stepsaver.bench.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell, read_identity, read_json
+from stepsaver.bench.stored_files import Timing
+from stepsaver.engine import registry
+from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.prediction import PREDICTIONS
+from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules
+from stepsaver.evaluation.records import RequestRecord
+
+Level = Literal["invalid", "remark"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Level
+    check: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"audit, {self.level}: {self.message} [{self.check}]"
+
+
+@dataclass(frozen=True)
+class AuditedCell:
+    """A config's stored results, as far as they hold."""
+
+    config: ConfigSpec
+    identity: dict[str, Any]
+    git: dict[str, Any]  # where the run began
+    given: dict[str, Any]  # what the command line changed of the experiment's file
+    records: tuple[RequestRecord, ...]
+    timings: tuple[Timing, ...]  # one per stored chunk
+    counting: tuple[Timing, ...]  # all that a speed-up may be made of
+    faults: tuple[str, ...]  # what in the files does not hold
+    summary: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def answers(self) -> dict[Any, tuple]:
+        """What each request gave: tokens, or the score."""
+        return {each.key: (each.ids, each.loglikelihood) for each in self.records}
+
+    @property
+    def acting(self) -> tuple[ReuseRule, ...]:
+        """The rules that can act at all in blocks of this size."""
+        rules = self.config.reuse_rules()
+        decoding = self.identity["decoding"]
+        prediction = PREDICTIONS[decoding.get("predicts", "next")]  # runs before there were others do not say it
+        block_size = decoding["block_size"]
+        return acting_rules(rules, inert_rules(rules, _LONG_REQUEST, block_size=block_size, prediction=prediction))
+
+    @property
+    def deciding(self) -> tuple[ReuseRule, ...]:
+        """What the answers depend on, the policy aside: two cells that agree in it give the same ones."""
+        return tuple(rule.same_answers_as() for rule in self.acting)
+
+    def has_the_caches_of(self, other: "AuditedCell") -> bool:
+        return all(getattr(self.config, name) == getattr(other.config, name) for name in CACHES)
+
+    def may_leave_out_the_same(self, other: "AuditedCell") -> bool:
+        """By their ceilings: rules that find nothing to act on here, or the same things, are no fault."""
+        ours, theirs = ((cell.summary or {}).get("ceiling") for cell in (self, other))
+        return ours is not None and theirs is not None and abs(ours - theirs) < 1e-9
+
+
+_LONG_REQUEST = [ScoredLengths(context=1, continuation=16)]  # as many steps in a block as there can be
+
+
+@dataclass(frozen=True)
+class AuditedTask:
+    experiment: Experiment
+    task: str
+    cells: tuple[AuditedCell, ...]
+    unidentified: tuple[str, ...] = ()  # configs with results, and nothing that says which run they are of
+
+    @property
+    def has_results(self) -> bool:
+        return bool(self.cells or self.unidentified)
+
+    @property
+    def computed(self) -> tuple[AuditedCell, ...]:
+        """The cells that were run: not those that took over the answers of an equal one."""
+        return tuple(cell for cell in self.cells if not (cell.summary or {}).get("equal_to"))
+
+    def others(self) -> Iterator[tuple[AuditedCell, AuditedCell]]:
+        """Every computed cell with its baseline, where that is another one."""
+        by_name = {cell.name: cell for cell in self.cells}
+        for cell in self.computed:
+            baseline = by_name.get(self.experiment.baseline_of(cell.name))
+            if baseline is not None and baseline is not cell:
+                yield cell, baseline
+
+    def baselines(self) -> list[AuditedCell]:
+        return [cell for cell in self.cells if cell.name in self.experiment.baselines]
+
+    def cannot_differ(self, one: AuditedCell, other: AuditedCell) -> bool:
+        is_alike = one.deciding == other.deciding and one.has_the_caches_of(other)
+        return is_alike and self.policy(one) == self.policy(other)
+
+    def policy(self, cell: AuditedCell) -> str:
+        declared = cell.config.policy or cell.given.get("policy") or self.experiment.spec.decoding.policy
+        return registry.describe(parse_policy(declared))
+
+
+def read_task(experiment: Experiment, results: Path, cell_folder: str) -> AuditedTask:
+    """The stored cells of a task; configs without results are not there."""
+    cells, unidentified = [], []
+    for config in experiment.configs:
+        folder = results / cell_folder / config.name
+        stored = read_identity(folder)
+        if stored is not None:
+            cells.append(_read_cell(config, folder, stored))
+        elif any((folder / name).exists() for name in (SAMPLES, TRACE, SUMMARY)):
+            unidentified.append(config.name)
+    return AuditedTask(experiment, cell_folder, tuple(cells), tuple(unidentified))
+
+
+def _read_cell(config: ConfigSpec, folder: Path, stored: dict[str, Any]) -> AuditedCell:
+    cell = read_cell(folder, stored["run_id"], with_former=True)
+    summary = read_json(folder / SUMMARY)
+    if summary is not None and summary.get("run_id") != stored["run_id"]:
+        summary = None  # of another run: never read
+    provenance = stored.get("provenance") or {}
+    return AuditedCell(
+        config,
+        identity=stored["identity"],
+        git=provenance.get("git") or {},
+        given=provenance.get("given") or {},
+        records=tuple(cell.all_records),
+        timings=tuple(cell.own_timings),
+        counting=tuple(cell.counting_timings),
+        faults=(*_identity_faults(stored), *cell.faults),
+        summary=summary,
+    )
+
+
+def _identity_faults(stored: dict[str, Any]) -> list[str]:
+    if SUM not in stored:
+        return [f"{IDENTITY} is of the former format: it has no checksum"]
+    if not document_holds(stored):
+        return [f"{IDENTITY} was changed"]
+    if run_id(stored["identity"]) != stored["run_id"]:
+        return [f"{IDENTITY} has the id of another run than its identity is of"]
+    return []

@@ -1,0 +1,18 @@
+"""A few samples decoded alone give what they gave in their batch; near-ties of rounding are the one excuse."""
+
+from collections.abc import Iterator
+
+from stepsaver.bench.audit.audited import AuditedTask, Finding
+
+ORDER = 14
+
+
+def findings(task: AuditedTask) -> Iterator[Finding]:
+    for cell in task.cells:
+        checked = (cell.summary or {}).get("batch_invariance")
+        if checked and checked["different"]:
+            yield Finding(
+                "invalid",
+                "batches",
+                f"{cell.name}: {checked['different']} of {checked['samples']} samples differ when decoded alone",
+            )

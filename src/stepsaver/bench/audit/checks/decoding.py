@@ -1,0 +1,46 @@
+"""Every config was decoded as its experiment declares."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding
+from stepsaver.bench.session import CACHES
+from stepsaver.bench.spec import Experiment
+from stepsaver.engine import registry
+from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.errors import UsageError
+
+ORDER = 8
+
+
+def findings(task: AuditedTask) -> Iterator[Finding]:
+    for cell in task.cells:
+        effective = cell.identity.get("decoding", {})
+        declared = declared_decoding(task.experiment, cell)
+        wrong = [name for name, value in declared.items() if effective.get(name) != value]
+        if not _is_policy(cell.identity.get("policy"), task.policy(cell)):
+            wrong.append("policy")
+        if wrong:
+            yield Finding("invalid", "decoding", f"{cell.name} did not run with the declared {', '.join(wrong)}")
+    estimators = {str(cell.identity.get("estimator")) for cell in task.cells}
+    if len(estimators) > 1:
+        yield Finding("invalid", "decoding", f"configs were scored by different estimators: {', '.join(estimators)}")
+
+
+def _is_policy(stored: str | None, declared: str) -> bool:
+    """Whether a run's policy is the declared one. Its text may lack a field that the policy was given since."""
+    try:
+        return stored is not None and registry.describe(parse_policy(stored)) == declared
+    except UsageError:
+        return False
+
+
+def declared_decoding(experiment: Experiment, cell: AuditedCell) -> dict[str, Any]:
+    """The experiment's file or its defaults, then the command line, then the config; what is left to the model is not
+    declared.
+    """
+    names = ("block_size", "sub_block_size", "mask_id", "prefix_cache", "block_cache")
+    declared = {name: getattr(experiment.spec.decoding, name) for name in names}
+    declared |= {name: value for name, value in cell.given.items() if name in cell.identity.get("decoding", {})}
+    declared |= {name: value for name in CACHES if (value := getattr(cell.config, name)) is not None}
+    return {name: value for name, value in declared.items() if value is not None}

@@ -1,0 +1,19 @@
+"""A config whose answers were taken over from another one was computed for some requests, and agreed."""
+
+from collections.abc import Iterator
+
+from stepsaver.bench.audit.audited import AuditedTask, Finding
+
+ORDER = 3
+
+
+def findings(task: AuditedTask) -> Iterator[Finding]:
+    for cell in task.cells:
+        leader, checked = (cell.summary or {}).get("equal_to"), (cell.summary or {}).get("spot_check")
+        if leader and checked and checked["different"]:
+            yield Finding(
+                "invalid", "equal", f"{cell.name} is not equal to {leader} after all: {checked['different'][0]}"
+            )
+        elif leader:
+            rules = ", ".join(each["rule"] for each in (cell.summary or {}).get("inert_rules", ())) or "its rules"
+            yield Finding("remark", "equal", f"{cell.name} equals {leader}: {rules} cannot act on this task")

@@ -1,0 +1,17 @@
+"""Subsets of one grid have equal size, and every index exists."""
+
+from collections.abc import Iterator
+
+from stepsaver.bench.audit.audited import AuditedTask, Finding
+from stepsaver.bench.spec import read_experiment
+from stepsaver.engine.errors import UsageError
+
+ORDER = 6
+
+
+def findings(task: AuditedTask) -> Iterator[Finding]:
+    layers = next((cell.identity.get("layers") for cell in task.cells), None)
+    try:
+        read_experiment(task.experiment.folder, layers=layers)
+    except UsageError as error:
+        yield Finding("invalid", "layers", str(error))

@@ -1,0 +1,89 @@
+"""Chunks are timed alike: none was disturbed, twins are about as fast, and the figures shown agree with each other."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from statistics import median
+
+from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding
+from stepsaver.bench.rates import chunk_rates, shown_rate, slow_chunks
+from stepsaver.bench.statistics import Interval
+
+ORDER = 11
+TWINS_DIFFER = 0.25
+
+
+def findings(task: AuditedTask) -> Iterator[Finding]:
+    yield from _slow(task)
+    yield from _unlike_twins(task)
+    for cell in task.computed:
+        yield from _pooled_time(cell)
+    for cell, baseline in task.others():
+        yield from _speed_up(cell, baseline)
+
+
+def _slow(task: AuditedTask) -> Iterator[Finding]:
+    """Those that were disturbed by number, for they can be timed again; a cold start shows as a slow chunk, too."""
+    found = slow_chunks({cell.name: cell.counting for cell in task.computed})
+    for cell in task.computed:
+        timed = len(chunk_rates(cell.counting))
+        mine = [each for each in found if each.config == cell.name]
+        disturbed = [str(each.chunk) for each in mine if each.is_disturbed]
+        slow = [str(each.chunk) for each in mine if not each.is_disturbed]
+        if disturbed:
+            yield Finding(
+                "remark",
+                "rates",
+                f"{cell.name} was disturbed in {len(disturbed)} of {timed} timings, of chunk {', '.join(disturbed)}: "
+                "under half of its median rate where a config beside it was not; --repeat-disturbed times them again",
+            )
+        if slow:
+            yield Finding(
+                "remark", "rates", f"{cell.name} was slow in {len(slow)} of {timed} timings, of chunk {', '.join(slow)}"
+            )
+
+
+def _unlike_twins(task: AuditedTask) -> Iterator[Finding]:
+    """Twins that do the same work have to be about as fast."""
+    rates = {cell.name: chunk_rates(cell.timings) for cell in task.computed}
+    for one, other in combinations(task.computed, 2):
+        alike = one.acting == other.acting and one.has_the_caches_of(other) and task.policy(one) == task.policy(other)
+        if rates[one.name] and rates[other.name] and alike and one.answers() == other.answers():
+            ratio = median(rates[one.name]) / median(rates[other.name])
+            if abs(ratio - 1) > TWINS_DIFFER:
+                yield Finding(
+                    "invalid",
+                    "rates",
+                    f"{one.name} and {other.name} do the same work, one at {ratio:.2f} times the rate",
+                )
+
+
+def _pooled_time(cell: AuditedCell) -> Iterator[Finding]:
+    """Time over the whole run gives about the median over chunks, unless a few chunks took most of it."""
+    summary = cell.summary or {}
+    rate = shown_rate(summary)
+    if rate is None or summary["chunks_not_comparable"]:
+        return
+    pooled = summary["throughput"]["tokens_per_s"]
+    if not rate.low <= pooled <= rate.high:
+        yield Finding(
+            "invalid",
+            "rates",
+            f"{cell.name} has {rate.value:.0f} tokens/s [{rate.low:.0f}, {rate.high:.0f}] as the median over chunks "
+            f"and {pooled:.0f} over the whole time: a few chunks took too long",
+        )
+
+
+def _speed_up(cell: AuditedCell, baseline: AuditedCell) -> Iterator[Finding]:
+    """The rates that are shown give about the speed-up that is shown beside them."""
+    ours, theirs = (shown_rate(each.summary or {}) for each in (cell, baseline))
+    if ours is None or theirs is None or cell.summary is None or theirs.low <= 0:
+        return
+    up = Interval(*cell.summary["speed_up"]["tokens_per_s"])
+    low, high = ours.low / theirs.high, ours.high / theirs.low
+    if up.low > high or up.high < low:
+        yield Finding(
+            "invalid",
+            "rates",
+            f"{cell.name} and {baseline.name} have {ours.value:.0f} and {theirs.value:.0f} tokens/s "
+            f"beside a speed-up of {up.value:.2f} [{up.low:.2f}, {up.high:.2f}]",
+        )

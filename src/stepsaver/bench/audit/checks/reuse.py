@@ -1,0 +1,25 @@
+"""A rule that acts executes fewer row-layers per denoising step than the baseline."""
+
+from collections.abc import Iterator
+
+from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding
+
+ORDER = 5
+
+
+def findings(task: AuditedTask) -> Iterator[Finding]:
+    for cell, baseline in task.others():
+        ours, theirs = _work_per_step(cell), _work_per_step(baseline)
+        could = not cell.may_leave_out_the_same(baseline) and cell.has_the_caches_of(baseline)
+        if cell.acting and could and ours is not None and theirs is not None and ours >= theirs:
+            yield Finding(
+                "invalid",
+                "reuse",
+                f"{cell.name} claims reuse and runs {ours:.0f} row-layers a step, not under {theirs:.0f}",
+            )
+
+
+def _work_per_step(cell: AuditedCell) -> float | None:
+    steps = sum(each["denoising_steps"] for each in cell.timings)
+    kinds = [figures for each in cell.timings for kind, figures in each["by_kind"].items() if kind in ("full", "sub")]
+    return sum(figures["row_layers"] for figures in kinds) / steps if steps else None

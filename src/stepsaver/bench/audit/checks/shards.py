@@ -1,0 +1,18 @@
+"""Shards that share a machine slow each other down: what they took says nothing about a config."""
+
+from collections.abc import Iterator
+
+from stepsaver.bench.audit.audited import AuditedTask, Finding
+
+ORDER = 12
+
+
+def findings(task: AuditedTask) -> Iterator[Finding]:
+    shared = [cell.name for cell in task.cells if any(not each["comparable"] for each in cell.timings)]
+    if shared:
+        yield Finding(
+            "remark",
+            "shards",
+            f"{len(shared)} configs have chunks that were timed by concurrent shards on one machine; "
+            "no speed-up counts them",
+        )

@@ -1,0 +1,48 @@
+"""Writing so that nothing is torn: an append that fails leaves the file as it was, a file is replaced at once."""
+
+import os
+from pathlib import Path
+
+from stepsaver.engine.errors import UsageError
+
+
+def append_synced(path: Path, content: bytes) -> None:
+    """Appends all of it or nothing. Unbuffered: what a buffer still holds would be written when the file is closed."""
+    try:
+        with path.open("ab", buffering=0) as stream:
+            before = stream.tell()
+            try:
+                write_all(stream.fileno(), content)
+                os.fsync(stream.fileno())
+            except BaseException:  # also a signal: half a chunk is no chunk
+                os.ftruncate(stream.fileno(), before)
+                raise
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """A write may take a part only, as when a disk is about to be full."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def write_beside(path: Path, content: str | bytes) -> None:
+    """Replaces a file at once: whoever reads it finds the old content or the new."""
+    beside = path.with_name(path.name + ".writing")
+    try:
+        try:
+            with beside.open("wb", buffering=0) as stream:
+                write_all(stream.fileno(), content.encode() if isinstance(content, str) else content)
+                os.fsync(stream.fileno())
+            beside.replace(path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def cannot_write(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot write {path}: {error.strerror}; what was stored before is whole")

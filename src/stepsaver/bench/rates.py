@@ -1,0 +1,60 @@
+"""Tokens per second by chunk: the rate of a config, which its speed-up is made of, and chunks that were disturbed.
+
+A rate is the median over chunks, so that one chunk in which the machine was busy elsewhere does not move it. Time over
+the whole run is kept beside it: where the two disagree, something was wrong with the timings.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from stepsaver.bench.statistics import Interval, median_interval
+from stepsaver.bench.stored_files import Timing
+
+SLOW = 0.5  # of a config's own median rate
+
+
+def chunk_rate(timing: Timing) -> float | None:
+    """None of a chunk that took no time or shared its machine: it enters no figure."""
+    return timing["tokens"] / timing["seconds"] if timing["seconds"] and timing["comparable"] else None
+
+
+def chunk_rates(timings: Sequence[Timing]) -> list[float]:
+    return [rate for rate in map(chunk_rate, timings) if rate is not None]
+
+
+def median_rate(timings: Sequence[Timing]) -> Interval | None:
+    rates = chunk_rates(timings)
+    return median_interval(rates) if rates else None
+
+
+def shown_rate(summary: Mapping[str, Any]) -> Interval | None:
+    """The rate of a summary; none if none of its chunks was timed so that it can be compared."""
+    return Interval(*summary["rate"]) if summary.get("rate") else None
+
+
+class Slow(NamedTuple):
+    """A timing under half of its config's median rate."""
+
+    config: str
+    chunk: int
+    session: str
+    is_disturbed: bool  # a config beside it, on the same chunk in the same session, was not slow
+
+
+def slow_chunks(timings: Mapping[str, Sequence[Timing]]) -> list[Slow]:
+    """By config in their order. Where nobody else was slow it was not the chunk: the machine was disturbed."""
+    at: dict[tuple[str, int], dict[str, bool]] = {}
+    for config, mine in timings.items():
+        rates = chunk_rates(mine)
+        for timing in mine:
+            rate = chunk_rate(timing)
+            if rate is not None:
+                key = (timing["session"], timing["chunk"])
+                at.setdefault(key, {})[config] = rate < SLOW * median(rates)
+    return [
+        Slow(config, chunk, session, is_disturbed=not all(slow.values()))
+        for config in timings
+        for (session, chunk), slow in at.items()
+        if slow.get(config)
+    ]

@@ -1,0 +1,50 @@
+"""Timing disturbed chunks again: the answers have to be the same, both timings stay on record, the later one counts.
+
+The later one counts whatever it says, or repeating would be choosing. Its line in `trace.jsonl` names the session of
+the one that it counts instead of.
+"""
+
+from collections.abc import Mapping
+
+from stepsaver.bench.rates import Slow, slow_chunks
+from stepsaver.bench.stored_files import Timing
+from stepsaver.bench.worker import CellRequest, OpenCell, Progress, require_stored_answers
+
+
+def repeat_disturbed(
+    request: CellRequest, cells: Mapping[str, OpenCell], progress: Progress, *, baseline_of: Mapping[str, str]
+) -> None:
+    """Times chunks again in which a config was disturbed, beside its baseline.
+
+    If that was a baseline, then all configs that are compared with it.
+    """
+    turns: dict[tuple[str, int], list[str]] = {}
+    for each in disturbed_chunks(cells):
+        turns.setdefault((each.session, each.chunk), []).append(each.config)
+    for turn, ((session, chunk), configs) in enumerate(turns.items(), start=1):
+        timed = [name for name, opened in cells.items() if _has_timing(opened, session, chunk)]
+        replaced = [name for name in timed if name in configs or baseline_of[name] in configs]
+        label = f"{request.session.identity}.{turn}"  # pairs them with each other, and with no other timing
+        names = list(dict.fromkeys([*(baseline_of[name] for name in replaced), *replaced]))
+        start = turn % len(names)
+        found = {name: _time_again(request, cells[name], chunk) for name in names[start:] + names[:start]}
+        for name, timing in found.items():  # at the end, so that hardly anything can come between a pair
+            instead = {"instead_of": session} if name in replaced else {}
+            cells[name].cell.append_timing({**timing, "session": label, **instead})
+        progress("timed again", turn, len(turns))
+
+
+def disturbed_chunks(cells: Mapping[str, OpenCell]) -> list[Slow]:
+    timings = {name: opened.cell.counting_timings for name, opened in cells.items()}
+    return [each for each in slow_chunks(timings) if each.is_disturbed]
+
+
+def _has_timing(opened: OpenCell, session: str, chunk: int) -> bool:
+    return any((each["session"], each["chunk"]) == (session, chunk) for each in opened.cell.counting_timings)
+
+
+def _time_again(request: CellRequest, opened: OpenCell, number: int) -> Timing:
+    chunk = next(each for each in request.chunks if each.number == number)
+    records, timing = opened.runner.run_chunk(chunk.requests, chunk=number, samples=len(chunk.samples))
+    require_stored_answers(opened, number, records)
+    return timing
