@@ -1,12 +1,14 @@
 """Experiments with a second baseline: what is compared with what, for real on a tiny model and on made-up figures."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stepsaver.bench.audit import audit, read_task
+from stepsaver.bench.rates import shown_rate
 from stepsaver.bench.run import RunOptions, with_baselines
 from stepsaver.bench.spec import Criterion, Experiment, Success, read_experiment
 from stepsaver.bench.summary import confirmation_p
@@ -18,6 +20,7 @@ from stepsaver.report.figures.accuracy_speed import wanted_regions
 from stepsaver.report.overview import Overview, overview_page
 from stepsaver.report.reading import read_stored_task
 from tests.bench.conftest import EXPERIMENT
+from tests.bench.tampering import edit_lines
 from tests.bench.test_statistics import SUCCESS, summary
 
 PACED = """\
@@ -43,6 +46,12 @@ def finished(
     (folder / "experiment.yaml").write_text(text)
     assert main(["run", str(folder), "--limit", str(LIMIT)]) in (0, 1)
     return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """To be changed."""
+    return Path(shutil.copytree(finished, tmp_path / "experiment"))
 
 
 def summaries(folder: Path, task: str) -> dict[str, dict]:
@@ -99,10 +108,10 @@ def test_a_policy_is_compared_by_what_it_means(finished: Path, stored: str | Non
 
 
 def test_only_the_baseline_of_what_is_run_again_is_timed_again(
-    finished: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["run", str(finished), "--limit", str(LIMIT), "--task", "mini_ifeval", "--force", "paced_trim"]
-    before = {name: len(timings(finished, name)) for name in ("baseline", "paced")}
+    command = ["run", str(copied), "--limit", str(LIMIT), "--task", "mini_ifeval", "--force", "paced_trim"]
+    before = {name: len(timings(copied, name)) for name in ("baseline", "paced")}
     assert main([*command, "--dry-run", "--json"]) == 0
     (planned,) = json.loads(capsys.readouterr().out)
     assert {each["config"]: (each["chunks"], each["timed_again"]) for each in planned["cells"]} == {
@@ -110,8 +119,32 @@ def test_only_the_baseline_of_what_is_run_again_is_timed_again(
         "paced_trim": (2, 0),
     }
     assert main(command) in (0, 1)
-    assert len(timings(finished, "paced")) == before["paced"] + 2
-    assert len(timings(finished, "baseline")) == before["baseline"]
+    assert len(timings(copied, "paced")) == before["paced"] + 2
+    assert len(timings(copied, "baseline")) == before["baseline"]
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "again"), [("paced", {"paced": True, "paced_trim": True}), ("paced_trim", {"paced_trim": True})]
+)
+def test_a_disturbed_config_is_timed_again_beside_its_own_baseline(
+    copied: Path, disturbed: str, again: dict[str, bool]
+) -> None:
+    """Whether a timing counts instead of the disturbed one, by config; the baseline beside it has one that does not."""
+    configs = [each.name for each in read_experiment(copied).configs]
+    for config in configs:
+        rates = {0: 1000, 1: 10 if config == disturbed else 1000}
+        path = copied / "results" / f"mini_ifeval_limit_{LIMIT}" / config / "trace.jsonl"
+        edit_lines(
+            path, lambda lines, of=rates: [each | {"seconds": each["tokens"] / of[each["chunk"]]} for each in lines]
+        )
+    before = {name: len(timings(copied, name)) for name in configs}
+    command = ["run", str(copied), "--limit", str(LIMIT), "--task", "mini_ifeval", "--repeat-disturbed"]
+    assert main(command) in (0, 1)
+    found = {name: timings(copied, name)[before[name] :] for name in configs}
+    assert {name: ["instead_of" in each for each in lines] for name, lines in found.items() if lines} == {
+        name: [again.get(name, False)] for name in ("paced", "paced_trim")
+    }
+    assert len({each["session"] for lines in found.values() for each in lines}) == 1
 
 
 def test_pages_and_tables_name_the_other_baseline(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +161,7 @@ def test_pages_and_tables_name_the_other_baseline(finished: Path, capsys: pytest
     page = experiment_page(experiment, [task])
     assert "points against baseline, and by a speed-up \\u003e 1.8 measured with a drop " in page
     assert "against paced" in page
-    rates = {each.name: each.details.median_rate for each in task.done}
+    rates = {each["config"]: shown_rate(each) for each in task.summaries}
     assert [region.rate for region in wanted_regions(task)] == pytest.approx(
         [1.2 * rates["baseline"].value, 1.8 * rates["paced"].value]  # type: ignore[union-attr]
     )

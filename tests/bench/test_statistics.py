@@ -103,7 +103,12 @@ def test_one_confirmed_config_confirms_and_undecided_says_how_many_samples() -> 
 
 def test_a_config_that_does_the_work_of_the_baseline_is_no_speed_up_however_its_timings_fell() -> None:
     lucky = summary("k1", (1.5, 1.4, 1.6), (0, 0, 0)) | {"predicted_speed_up": 1.0, "ceiling": 1.0}
-    assert judge([lucky], lambda _: SUCCESS).outcome == "rejected"
+    only = judge([lucky], lambda _: SUCCESS)
+    assert (only.outcome, [each.outcome for each in only.configs]) == ("undecided", ["control"])
+    slow = summary("slow", (0.9, 0.8, 1.0), (1, 0, 2))
+    beside = judge([lucky, slow], lambda _: SUCCESS)
+    assert (beside.outcome, [each.outcome for each in beside.configs]) == ("rejected", ["control", "rejected"])
+    assert "slow" in beside.sentence, "the fastest of those that were tried, not of the controls"
     assert judge([lucky | {"predicted_speed_up": 1.02}], lambda _: SUCCESS).outcome == "confirmed"
 
 

@@ -57,6 +57,7 @@ def summary_of(config: str, place: int, samples: int, *, is_baseline: bool) -> d
         },
         "speed_up": {"tokens_per_s": [up, up - 0.02, up + 0.02], "seconds_per_sample": [up, up - 0.01, up + 0.02]},
         "speed_up_chunks": 40,
+        "timed_again": [],
         "confirmation_p": 0.5,
         "predicted_speed_up": up + 0.01,
         "ceiling": None if is_baseline else up + 0.3,
@@ -126,9 +127,9 @@ def made_up_task(
             continue
         summary = summary_of(config.name, place, samples, is_baseline=config.name == experiment.spec.baseline)
         rates = [(float(minute), (40.0 if minute == 0 else 100.0) + place + minute) for minute in range(10)]
+        summary["rate"] = list(median_interval([rate for _, rate in rates]))
         details = Details(
             rates=rates,
-            median_rate=median_interval([rate for _, rate in rates]),
             prefill_seconds=5.0,
             tokens=(3.0, 20.0, 40.0, 60.0, 96.0, 42.0),
             subjects=dict.fromkeys(subjects, (3.0, 5)),

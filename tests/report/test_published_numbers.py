@@ -54,14 +54,15 @@ def test_a_page_and_a_table_say_whose_numbers_they_are(gsm8k: ReportTask) -> Non
     table, faults = published_blocks(gsm8k, read_published("source"))
     assert table["caption"].startswith("Reported by others, not measured by us: the source's 00_baseline")
     by_name = {row[0]["text"]: [each["text"] for each in row[1:]] for row in table["rows"]}
-    assert by_name["k1_first"] == ["90.00 %", "80.44 %", "100.00", "22.75", "no fast path, odd twin, loading counted"]
+    # Our tokens/s is the median over chunks, as in every table, not the 100.00 over the whole time.
+    assert by_name["k1_first"] == ["90.00 %", "80.44 %", "104.50", "22.75", "no fast path, odd twin, loading counted"]
     assert "eleven layers" in by_name["k2_first"][-1]
     assert "eleven layers" not in by_name["k2_last"][-1]
     assert not any("reuse not applied" in cells[-1] for cells in by_name.values())
     texts = [item["text"] for item in faults["items"]]
     assert texts[0].startswith("forward on reuse (k2_first, k2_middle, k2_last, k3_first")
     written = published_markdown(gsm8k, read_published("source"))
-    assert "| k2_last | 75.00% | 73.77% | 125.00 | 40.51 |" in written
+    assert "| k2_last | 75.00% | 73.77% | 109.50 | 40.51 |" in written
     assert all(f"- {text}" in written for text in texts)
 
 

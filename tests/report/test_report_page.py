@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from stepsaver.bench.audit import Finding
+from stepsaver.bench.experiments import find_experiment
 from stepsaver.bench.spec import Experiment
+from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportCell
 from stepsaver.report.experiment_page import experiment_page
+from stepsaver.report.tables import complete_rows, result_rows
+from stepsaver.report.task_blocks import result_table
 from tests.report.browsing import background_shades, count, open_page, set_scheme, text, texts
 from tests.report.reports import made_up_experiment, made_up_task
 
@@ -35,6 +39,35 @@ def page(experiment: Experiment) -> Path:
     path = experiment.folder / "report.html"
     path.write_text(experiment_page(experiment, [made_up_task(experiment, findings=[remark])]), encoding="utf-8")
     return path
+
+
+def test_a_control_is_called_one_and_is_not_red(experiment: Experiment) -> None:
+    """k1_middle and k1_last do exactly the work of k1_first: there is nothing to reject."""
+    task = made_up_task(experiment)
+    for cell in task.cells[1:3]:
+        assert cell.summary is not None
+        cell.summary.update(predicted_speed_up=1.0, ceiling=1.0)
+    shown = [row[-1] for row in result_table(task)["rows"]]
+    control = {"text": "control", "value": "control", "small": "it does exactly the baseline's work"}
+    assert shown[1:3] == [control, control]
+    assert {each.get("tone") for each in shown if each["text"] == "rejected"} <= {"bad"}
+    assert [row[-1] for row in complete_rows(task)[:3]] == [
+        "Baseline",
+        *["control: it does exactly the baseline's work"] * 2,
+    ]
+    assert [row[-1] for row in result_rows(task.summaries, task.verdict())[:3]] == ["baseline", "control", "control"]
+
+
+def test_committed_artifacts_show_controls_and_rates_over_chunks() -> None:
+    for name in ("00_baseline", "02_trim"):
+        experiment = find_experiment(name)
+        task = read_artifacts(experiment, experiment.folder / "results", "mini_gsm8k")
+        assert task is not None
+        outcomes = {each.config: each.outcome for each in task.verdict().configs}
+        twins = [each for each in outcomes if each in ("k1_middle", "k1_last")]
+        assert {outcomes[each] for each in twins} == ({"control"} if name == "00_baseline" else set())
+        for row in result_rows(task.summaries, task.verdict()):
+            assert re.fullmatch(r"\d+ \[\d+, \d+\]", row[3]), row
 
 
 def show(browser: Any, path: Path, **how: Any) -> None:

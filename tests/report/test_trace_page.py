@@ -154,6 +154,15 @@ def test_two_runs_are_shown_in_step_with_their_first_difference(chromium: Any, p
     assert count(chromium, ".text .apart") > 0
 
 
+def test_equal_texts_are_not_marked_as_a_difference(chromium: Any, tiny_model: Transformer, tmp_path: Path) -> None:
+    path = tmp_path / "equal.html"
+    path.write_text(trace_page(document_of([engine_of(tiny_model), engine_of(tiny_model)])), encoding="utf-8")
+    open_page(chromium, path)
+    button, other = chromium.find_element("id", "difference"), chromium.find_element("id", "play")
+    assert (button.text, button.is_enabled()) == ("The texts are equal", False)
+    assert button.value_of_css_property("color") == other.value_of_css_property("color")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_layout_holds(chromium: Any, page: Path, width: int, scheme: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from stepsaver.bench.statistics import Interval
 from stepsaver.bench.store import read_json
-from stepsaver.bench.verdict import does_the_same_work, smaller_speed_up
+from stepsaver.bench.verdict import is_control, smaller_speed_up
 
 MOST_POINTS = 5.0  # the source's bound: what costs more accuracy is no gain
 
@@ -63,7 +63,7 @@ def _figures_in(folder: Path) -> Iterator[RuleFigure]:
 
 def _shows_a_rule(summary: dict[str, Any]) -> bool:
     """Whether rules acted in it, and were timed beside a baseline."""
-    acted = summary["eval_params"]["rules"] and not summary["equal_to"] and not does_the_same_work(summary)
+    acted = summary["eval_params"]["rules"] and not summary["equal_to"] and not is_control(summary)
     return bool(acted) and summary["speed_up_chunks"] > 0
 
 

@@ -9,13 +9,14 @@ from stepsaver.bench.spec import Condition, Success
 from stepsaver.bench.statistics import Interval, holm
 
 Outcome = Literal["confirmed", "rejected", "undecided"]
+Control = Literal["control"]  # does exactly the baseline's work: nothing to confirm or to reject
 LEAST_CHUNKS = 8
 
 
 @dataclass(frozen=True)
 class ConfigVerdict:
     config: str
-    outcome: Outcome
+    outcome: Outcome | Control
     reason: str
     speed_up: Interval  # the smaller of the two
     drop_points: Interval
@@ -32,10 +33,10 @@ class Verdict:
 def judge(summaries: list[dict[str, Any]], success_of: Callable[[str], Success]) -> Verdict:
     """Confirmed against a baseline if any config is (after Holm's correction), rejected if all are, else undecided.
 
-    With several baselines the hypothesis is about all of them: it holds if it does against each.
+    Controls aside. With several baselines the hypothesis is about all of them: it holds if it does against each.
     """
     others = [each for each in summaries if not each["is_baseline"]]
-    standing = holm({each["config"]: each["confirmation_p"] for each in others})
+    standing = holm({each["config"]: each["confirmation_p"] for each in others if not is_control(each)})
     judged = [_judge_one(each, success_of(each["config"]), stands=each["config"] in standing) for each in others]
     if not judged:
         return Verdict("undecided", "Undecided: no config beside the baseline has results.", ())
@@ -51,17 +52,31 @@ def judge(summaries: list[dict[str, Any]], success_of: Callable[[str], Success])
 
 def _judge_against(judged: list[ConfigVerdict]) -> Verdict:
     """The verdict over all configs that are compared with one baseline."""
-    confirmed = [each for each in judged if each.outcome == "confirmed"]
+    everything, tried = tuple(judged), [each for each in judged if each.outcome != "control"]
+    if not tried:
+        return Verdict(
+            "undecided", "Undecided: no config beside the baseline and its controls has results.", everything
+        )
+    confirmed = [each for each in tried if each.outcome == "confirmed"]
     if confirmed:
         best = max(confirmed, key=lambda each: each.speed_up.value)
-        return Verdict("confirmed", f"Confirmed by {best.config}: {figures(best)}.", tuple(judged))
-    if all(each.outcome == "rejected" for each in judged):
-        best = max(judged, key=lambda each: each.speed_up.value)
+        return Verdict("confirmed", f"Confirmed by {best.config}: {figures(best)}.", everything)
+    if all(each.outcome == "rejected" for each in tried):
+        best = max(tried, key=lambda each: each.speed_up.value)
         return Verdict(
-            "rejected", f"Rejected: no config holds; the fastest is {best.config}, {figures(best)}.", tuple(judged)
+            "rejected", f"Rejected: no config holds; the fastest is {best.config}, {figures(best)}.", everything
         )
-    nearest = next(each for each in judged if each.outcome == "undecided")
-    return Verdict("undecided", f"Undecided: {nearest.config}: {nearest.reason} ({figures(nearest)}).", tuple(judged))
+    nearest = next(each for each in tried if each.outcome == "undecided")
+    return Verdict("undecided", f"Undecided: {nearest.config}: {nearest.reason} ({figures(nearest)}).", everything)
+
+
+def is_control(summary: dict[str, Any]) -> bool:
+    """Whether it does the baseline's work, by operations executed and by what its rules may leave out: k = 1.
+
+    Whatever its timings say is noise.
+    """
+    values = (summary.get("predicted_speed_up"), summary.get("ceiling"))
+    return all(value is not None and abs(value - 1) < 1e-9 for value in values)
 
 
 def smaller_speed_up(summary: dict[str, Any]) -> Interval:
@@ -76,9 +91,9 @@ def _judge_one(summary: dict[str, Any], success: Success, *, stands: bool) -> Co
     return ConfigVerdict(summary["config"], outcome, reason, up, drop, summary.get("baseline"))
 
 
-def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Success) -> tuple[Outcome, str]:
-    if does_the_same_work(summary):
-        return "rejected", "it does exactly the baseline's work"
+def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Success) -> tuple[Outcome | Control, str]:
+    if is_control(summary):
+        return "control", "it does exactly the baseline's work"
     if isnan(up.value):
         return "undecided", _why_no_speed_up(summary)
     if summary["speed_up_chunks"] < LEAST_CHUNKS:
@@ -97,12 +112,6 @@ def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Suc
     if _surely_not(drop, wanted.drop_points):
         return "rejected", f"the drop is not {_bound(wanted.drop_points, 'points')}"
     return "undecided", _what_would_decide(up, drop, summary, success)
-
-
-def does_the_same_work(summary: dict[str, Any]) -> bool:
-    """By operations executed and by what its rules may leave out: k = 1. Whatever its timings say is noise."""
-    values = (summary.get("predicted_speed_up"), summary.get("ceiling"))
-    return all(value is not None and abs(value - 1) < 1e-9 for value in values)
 
 
 def _why_no_speed_up(summary: dict[str, Any]) -> str:

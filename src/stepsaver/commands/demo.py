@@ -71,7 +71,8 @@ def advice(
     from stepsaver.bench.verdict import figures, surely
 
     def fastest(judged: "Sequence[ConfigVerdict]") -> "ConfigVerdict | None":
-        safe = [each for each in judged if surely(each.drop_points, wanted) and each.speed_up.low > 1]
+        tried = [each for each in judged if each.outcome != "control"]
+        safe = [each for each in tried if surely(each.drop_points, wanted) and each.speed_up.low > 1]
         return max(safe, key=lambda each: each.speed_up.value, default=None)
 
     best, of_grid = fastest([*grid, *better]), fastest(grid)

@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="set aside what is stored of the chosen configs, run again"
     )
+    parser.add_argument(
+        "--repeat-disturbed",
+        action="store_true",
+        help="time chunks again in which a config was under half of its median rate and a config beside it was not",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be run and its cost; write nothing")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="local files instead of the hub")
     parser.add_argument("--confirm-run-unsafe-code", action="store_true", help="allow tasks that run the model's code")
@@ -109,6 +114,7 @@ def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
         model=options.model or experiment.spec.model,
         limit=options.limit,
         force=options.force,
+        repeat_disturbed=options.repeat_disturbed,
         data_dir=options.data_dir and options.data_dir.resolve(),
         confirm_run_unsafe_code=options.confirm_run_unsafe_code,
     )
@@ -160,8 +166,14 @@ def _inert_lines(summaries: list[dict[str, Any]]) -> list[str]:
 
 
 def _timing_lines(summaries: list[dict[str, Any]]) -> list[str]:
+    """What is to be known about the timings, and of chunks that were timed twice, which one counts."""
+    from stepsaver.report.tables import timed_again
+
     shared = [summary["config"] for summary in summaries if summary["chunks_not_comparable"]]
-    return ["timings of concurrent shards on one machine: they enter no speed-up"] if shared else []
+    return [
+        *(["timings of concurrent shards on one machine: they enter no speed-up"] if shared else []),
+        *(f"{summary['config']}: {timed_again(each)}" for summary in summaries for each in summary["timed_again"]),
+    ]
 
 
 def _audit(chosen: Chosen, stream: TextIO) -> int:

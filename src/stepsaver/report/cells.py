@@ -12,9 +12,9 @@ import numpy as np
 from stepsaver.bench.audit import AuditedCell, AuditedTask, Finding, audit, read_task
 from stepsaver.bench.experiments import logs_folder
 from stepsaver.bench.jobs import job_states
+from stepsaver.bench.rates import median_rate
 from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.statistics import Interval, median_interval
-from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_json
+from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_identity, read_json
 from stepsaver.bench.verdict import Verdict, judge
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord
@@ -28,7 +28,6 @@ class Details:
     """What the figures need beyond a summary, small enough to be kept with it."""
 
     rates: list[tuple[float, float]] = field(default_factory=list)  # minutes since the first chunk, tokens/s
-    median_rate: Interval | None = None  # tokens/s over chunks
     prefill_seconds: float = 0.0
     tokens: tuple[float, ...] = ()  # of a sample: least, first quartile, median, third quartile, most, mean
     subjects: dict[str, tuple[float, int]] = field(default_factory=dict)  # right, of how many
@@ -121,6 +120,8 @@ def _finished(
     timings: Sequence[dict[str, Any]],
     documents: TaskDocuments,
 ) -> ReportCell:
+    if "rate" not in summary:  # of a run before rates were stored
+        summary = summary | {"rate": median_rate(timings)}
     marks = documents.marks(records)
     details = _details(records, timings, documents.by_subject(marks))
     return ReportCell(config, "done", "", summary, details, tuple(records), marks)
@@ -128,11 +129,11 @@ def _finished(
 
 def read_report_cell(config: ConfigSpec, folder: Path, documents: TaskDocuments) -> ReportCell | None:
     """A finished run that stands elsewhere, such as under `previous/`; None if that is not what is there."""
-    stored, summary = read_json(folder / IDENTITY), read_json(folder / SUMMARY)
-    if stored is None or summary is None or summary.get("run_id") != stored.get("run_id"):
+    stored, summary = read_identity(folder), read_json(folder / SUMMARY)
+    if stored is None or summary is None or summary.get("run_id") != stored["run_id"]:
         return None
-    cell = read_cell(folder, stored["run_id"])
-    return _finished(config, summary, cell.all_records, cell.timings, documents)
+    cell = read_cell(folder, stored["run_id"], with_former=True)
+    return _finished(config, summary, cell.all_records, cell.own_timings, documents)
 
 
 def _findings(task: AuditedTask) -> tuple[Finding, ...]:
@@ -185,13 +186,11 @@ def _details(
 ) -> Details:
     in_time = sorted(timings, key=lambda each: each["when"])
     start = in_time[0]["when"] if in_time else 0.0
-    first = list({each["chunk"]: each for each in reversed(timings)}.values())  # stored with the chunk's samples
     rates = [((each["when"] - start) / 60, each["tokens"] / each["seconds"]) for each in in_time if each["seconds"]]
     lengths = _tokens_by_document(records)
     return Details(
         rates=rates,
-        median_rate=median_interval([rate for _, rate in rates]) if rates else None,
-        prefill_seconds=sum(each.get("prefill_seconds", 0.0) for each in first),
+        prefill_seconds=sum(each.get("prefill_seconds", 0.0) for each in timings),
         tokens=(*map(float, np.percentile(lengths, [0, 25, 50, 75, 100])), float(np.mean(lengths))) if lengths else (),
         subjects=subjects,
     )

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from stepsaver.bench.verdict import smaller_speed_up
+from stepsaver.bench.rates import shown_rate
+from stepsaver.bench.verdict import is_control, smaller_speed_up
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.tables import compared_settings
 
@@ -65,10 +66,10 @@ def _configuration(task: ReportTask, first: dict[str, Any]) -> list[str]:
 
 
 def _results(task: ReportTask) -> list[str]:
-    """Each baseline, and what is best of the configs that are compared with it in each respect."""
+    """Each baseline, and what is best of the configs that are compared with it in each respect; controls aside."""
     accuracy, rates, ups = [], [], []
     for base, compared in task.by_baseline():
-        others = [each.summary for each in compared if each.summary is not None]
+        others = [each.summary for each in compared if each.summary is not None and not is_control(each.summary)]
         if base is not None and base.summary is not None:
             accuracy.append(f"{base.name} {base.summary['accuracy']:.2%} (baseline)")
             rates.append(f"{base.name} {_rate(base.summary):.2f} tokens/s (baseline)")
@@ -86,7 +87,8 @@ def _results(task: ReportTask) -> list[str]:
 
 
 def _rate(summary: dict[str, Any]) -> float:
-    return summary["throughput"]["tokens_per_s"] or 0.0
+    rate = shown_rate(summary)
+    return rate.value if rate else 0.0
 
 
 def log_entry_markdown(entry: LogEntry) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepsaver.bench.experiments import DISCARDED, experiment_names, find_experiment, results_folder
+from stepsaver.bench.rates import shown_rate
 from stepsaver.bench.spec import Experiment
 from stepsaver.bench.statistics import Interval
-from stepsaver.bench.verdict import smaller_speed_up
+from stepsaver.bench.verdict import is_control, smaller_speed_up
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.blocks import Block, Cell, cell, figure, interval, notes, number, tab, table
 from stepsaver.report.cells import ReportCell, ReportTask
@@ -19,6 +20,7 @@ from stepsaver.report.experiment_log import log_entry
 from stepsaver.report.figures import PALETTE, SYMBOLS, in_turn, layout, plain
 from stepsaver.report.reading import read_stored_task
 from stepsaver.report.report_page import report_page
+from stepsaver.report.task_blocks import rate_cell
 
 PRIORITIES = ("critical", "high", "medium", "low")
 LEAD = "What has been measured, what holds, what is known to be wrong, and what is still to be run."
@@ -147,7 +149,7 @@ def metrics_table(overview: Overview) -> Block:
             [
                 cell(name, name),
                 number(_summary_of(best[1])["accuracy"], ".2f", factor=100, suffix=" %", small=_label(*best)),
-                number(_rate(fastest[1]), ".2f", small=_label(*fastest)),
+                number(_rate(fastest[1]) or None, ".2f", small=_label(*fastest)),
                 cell(_label(*best), _label(*best)),
                 cell(verdicts),
             ]
@@ -160,7 +162,8 @@ def trade_off_table(overview: Overview) -> Block:
     """Per experiment and benchmark: each baseline, and the best of what is compared with it by speed-up."""
     rows = []
     for task in overview.tasks:
-        for baseline, others in task.by_baseline():
+        for baseline, compared in task.by_baseline():
+            others = [each for each in compared if not is_control(_summary_of(each))]
             best = max(others, key=lambda each: smaller_speed_up(_summary_of(each)).value, default=None)
             rows += [_trade_off(task, each, is_base=each is baseline) for each in (baseline, best) if each is not None]
     columns = ("Configuration", "Experiment", "Benchmark", "Accuracy", "Drop (points)", "Tokens/s", "Speed-up")
@@ -175,7 +178,7 @@ def _trade_off(task: ReportTask, each: ReportCell, *, is_base: bool) -> list[Cel
         cell(task.folder, task.folder),
         number(_summary_of(each)["accuracy"], ".2f", factor=100, suffix=" %"),
         cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
-        number(_rate(each), ".2f"),
+        rate_cell(_summary_of(each), ".2f"),
         number(up.value, ".2f", suffix="×", small="" if is_base else interval(up.low, up.high, ".2f")),
     ]
 
@@ -199,7 +202,10 @@ def _benchmark(tasks: Sequence[ReportTask]) -> list[Block]:
         "Total time (h)", "Notes",
     )  # fmt: skip
     rows = [row for task in tasks for row in _benchmark_rows(task)]
-    caption = "The speed-up is against a config's own baseline, the smaller one of two measures."
+    caption = (
+        "The speed-up is against a config's own baseline, the smaller one of two measures. Throughput is the median "
+        "over the chunks that it is made of; a control does exactly the baseline's work."
+    )
     return [
         figure("Accuracy against speed-up", _scatter(tasks), name="accuracy_speed_up"),
         table("Complete results", columns, rows, caption=caption, name="complete"),
@@ -221,7 +227,7 @@ def _benchmark_rows(task: ReportTask) -> Iterator[list[Cell]]:
             rules,
             number(each.summary["samples"], ",.0f"),
             number(each.summary["accuracy"], ".2f", factor=100, suffix=" %"),
-            number(_rate(each), ".2f"),
+            rate_cell(each.summary, ".2f"),
             number(up.value, ".2f", suffix="×"),
             number(each.summary["throughput"]["tokens"], ",.0f"),
             number(each.summary["throughput"]["decode_seconds"], ".3g", factor=1 / 3600),
@@ -272,7 +278,8 @@ def _summary_of(each: ReportCell) -> dict[str, Any]:
 
 
 def _rate(each: ReportCell) -> float:
-    return _summary_of(each)["throughput"]["tokens_per_s"] or 0.0
+    rate = shown_rate(_summary_of(each))
+    return rate.value if rate else 0.0
 
 
 def _label(task: ReportTask, each: ReportCell) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import yaml
 from pydantic import Field
 
+from stepsaver.bench.rates import shown_rate
 from stepsaver.bench.spec import Strict
 from stepsaver.report.blocks import Block, cell, notes, number, table
 from stepsaver.report.cells import ReportTask
@@ -90,13 +91,14 @@ def _rows(task: ReportTask, published: PublishedNumbers, benchmark: Benchmark) -
     rows = []
     for name in dict.fromkeys([*summaries, *benchmark.results]):
         ours, theirs = summaries.get(name), benchmark.results.get(name)
+        rate = shown_rate(ours) if ours else None
         faults = [each.name for each in published.faults if theirs and each.concerns(benchmark.name, name)]
         rows.append(
             _Row(
                 name,
                 ours["accuracy"] if ours else None,
                 theirs.accuracy if theirs else None,
-                ours["throughput"]["tokens_per_s"] if ours else None,
+                rate.value if rate else None,
                 theirs.tokens_per_s if theirs else None,
                 ", ".join(faults),
             )

@@ -5,6 +5,7 @@ from dataclasses import fields
 from math import isnan
 from typing import Any
 
+from stepsaver.bench.rates import shown_rate
 from stepsaver.bench.verdict import Verdict, smaller_speed_up
 from stepsaver.report.cells import ReportCell, ReportTask
 
@@ -34,13 +35,19 @@ def _row(summary: dict[str, Any], outcome: str, whole: int) -> tuple[str, ...]:
         summary["config"],
         f"{summary['accuracy']:.1%} [{low:.1%}, {high:.1%}]",
         f"{drop[0]:+.1f} [{drop[1]:+.1f}, {drop[2]:+.1f}]",
-        or_dash(summary["throughput"]["tokens_per_s"], ".0f"),
+        rate_text(summary, ".0f"),
         "-" if isnan(up.value) else f"{up.value:.2f} [{up.low:.2f}, {up.high:.2f}]",
         or_dash(summary["predicted_speed_up"], ".2f"),
         or_dash(summary["ceiling"], ".2f"),
         f"{1 - summary['cost']['row_layers'] / whole:.0%}" if whole else "-",
         outcome,
     )
+
+
+def rate_text(summary: dict[str, Any], form: str) -> str:
+    """Tokens per second as the median over chunks, with its interval."""
+    rate = shown_rate(summary)
+    return "-" if rate is None else f"{rate.value:{form}} [{rate.low:{form}}, {rate.high:{form}}]"
 
 
 def or_dash(value: float | None, form: str) -> str:
@@ -85,6 +92,12 @@ def complete_rows(task: ReportTask) -> list[tuple[str, ...]]:
     return [_complete_row(task, cell, outcomes) for cell in task.done]
 
 
+def timed_again(repeat: dict[str, Any]) -> str:
+    """Which of two timings of a chunk counts."""
+    seconds, before = repeat["seconds"], repeat["seconds_before"]
+    return f"chunk {repeat['chunk']} was timed again: {seconds:.2f} s count, not {before:.2f} s"
+
+
 def _complete_row(task: ReportTask, cell: ReportCell, outcomes: dict[str, str]) -> tuple[str, ...]:
     summary = cell.summary or {}
     rules = ", ".join([*cell.config.rules, *filter(None, [cell.config.policy])]) or "no reuse"
@@ -97,13 +110,13 @@ def _complete_row(task: ReportTask, cell: ReportCell, outcomes: dict[str, str]) 
         for finding in task.findings
         if finding.check == "rates" and finding.message.startswith(f"{cell.name} ")
     ]
-    throughput = summary["throughput"]
+    notes += [timed_again(each) for each in summary.get("timed_again", ())]
     return (
         cell.name,
         *what,
         f"{summary['accuracy']:.2%}",
-        or_dash(throughput["tokens_per_s"], ".2f"),
-        f"{throughput['tokens']:,.0f}",
-        f"{throughput['decode_seconds'] / 3600:.3g}",
+        rate_text(summary, ".2f"),
+        f"{summary['throughput']['tokens']:,.0f}",
+        f"{summary['throughput']['decode_seconds'] / 3600:.3g}",
         "; ".join(notes),
     )

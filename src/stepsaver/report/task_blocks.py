@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from stepsaver.bench.rates import shown_rate
 from stepsaver.bench.statistics import Interval
 from stepsaver.bench.verdict import smaller_speed_up
 from stepsaver.report.blocks import Block, Cell, cell, facts, figure, interval, notes, number, table
@@ -49,7 +50,8 @@ def result_table(task: ReportTask) -> Block:
     rows = [_row(each, *outcomes.get(each.name, ("baseline", "")), _remark(task, each)) for each in task.cells]
     caption = (
         "Intervals are 95 %. The speed-up is the smaller one of tokens per second and seconds per sample, measured "
-        "beside the config's baseline on the same chunks."
+        "beside the config's baseline on the same chunks; tokens/s is the median over these chunks. A control does "
+        "exactly the baseline's work."
     )
     return table("Results", COLUMNS, rows, caption=caption, name="results")
 
@@ -74,7 +76,7 @@ def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[Cell]
         number(summary["accuracy"], ".1f", factor=100, suffix=" %", small=interval(low, high, ".1f", factor=100)),
         cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
         number(summary["throughput"]["tokens"], ",.0f"),
-        number(summary["throughput"]["tokens_per_s"], ".0f"),
+        rate_cell(summary, ".0f"),
         cell("1.00×", 1.0) if is_base else number(up.value, ".2f", suffix="×", small=interval(up.low, up.high, ".2f")),
         number(summary["predicted_speed_up"], ".2f", suffix="×"),
         number(summary["ceiling"], ".2f", suffix="×"),
@@ -83,6 +85,12 @@ def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[Cell]
         number(cost["row_layers_reused"] / whole if whole else None, ".0f", factor=100, suffix=" %"),
         cell(outcome, outcome, small=reason, tone=TONES.get(outcome, "")),
     ]
+
+
+def rate_cell(summary: dict[str, Any], form: str) -> Cell:
+    """Tokens per second as the median over chunks; a dash where nothing that can be compared was timed."""
+    rate = shown_rate(summary)
+    return number(None, form) if rate is None else number(rate.value, form, small=interval(rate.low, rate.high, form))
 
 
 def _state(each: ReportCell) -> Cell:
@@ -129,7 +137,8 @@ def _accuracy(summary: dict[str, Any]) -> float:
 
 
 def _rate(summary: dict[str, Any]) -> float | None:
-    return summary["throughput"]["tokens_per_s"]
+    rate = shown_rate(summary)
+    return rate.value if rate else None
 
 
 def _findings(task: ReportTask) -> Block:

@@ -30,7 +30,8 @@ def config_to_trace(task: ReportTask, name: str | None) -> ConfigSpec:
     experiment = task.experiment
     if name is not None:
         return experiment.config(name)
-    judged = sorted(task.verdict().configs, key=lambda each: each.speed_up.value)
+    tried = [each for each in task.verdict().configs if each.outcome != "control"]
+    judged = sorted(tried, key=lambda each: each.speed_up.value)
     others = [each.name for each in experiment.configs if each.name not in experiment.baselines]
     return experiment.config(judged[-1].config if judged else (others or [experiment.spec.baseline])[0])
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from stepsaver.bench.rates import shown_rate
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.figures import MARKERS, PALETTE, SYMBOLS, PlotlyFigure, in_turn, layout, plain
 
@@ -43,10 +44,11 @@ def points(task: ReportTask) -> list[Point]:
     found = []
     for cell in task.done:
         assert cell.summary is not None
-        if cell.details.median_rate is None:
+        rate = shown_rate(cell.summary)
+        if rate is None:
             continue
         accuracy = [100 * each for each in (cell.summary["accuracy"], *cell.summary["accuracy_interval"])]
-        found.append(Point(cell.name, *cell.details.median_rate, *accuracy))
+        found.append(Point(cell.name, *rate, *accuracy))
     return found
 
 

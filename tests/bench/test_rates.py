@@ -1,0 +1,151 @@
+"""Rates by chunk: which chunks were disturbed, timing them again, and figures that agree with each other."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stepsaver.bench.experiments import find_experiment
+from stepsaver.bench.rates import median_rate, slow_chunks
+from stepsaver.bench.session import ConfigRunner
+from stepsaver.cli import main
+from stepsaver.report.cells import read_report_task
+from stepsaver.report.documents import without_documents
+from stepsaver.report.results_page import result_tables
+from tests.bench.conftest import PAIR, PAIR_LIMIT
+from tests.bench.tampering import edit_lines
+
+DONE = (0, 1)  # the audit may find fault with the timings of a busy machine
+RUN = ["--limit", str(PAIR_LIMIT)]
+
+
+def timing(chunk: int, rate: float, *, session: str = "s", comparable: bool = True) -> dict:
+    return {"chunk": chunk, "session": session, "tokens": 100, "seconds": 100 / rate, "comparable": comparable}
+
+
+def disturbed(**rates: list[float]) -> set[tuple[str, int]]:
+    timings = {name: [timing(chunk, rate) for chunk, rate in enumerate(each)] for name, each in rates.items()}
+    return {(each.config, each.chunk) for each in slow_chunks(timings) if each.is_disturbed}
+
+
+def test_a_chunk_is_disturbed_where_a_config_beside_it_was_not_slow() -> None:
+    assert disturbed(a=[10, 10, 4], b=[20, 20, 20]) == {("a", 2)}
+    assert disturbed(a=[10, 10, 5], b=[20, 20, 20]) == set(), "half of the median is not under it"
+    assert disturbed(a=[10, 10, 4], b=[20, 20, 8]) == set(), "the chunk is slow for everybody"
+    assert disturbed(a=[10, 10, 4], b=[20, 20, 8], c=[5, 5, 5]) == {("a", 2), ("b", 2)}
+    assert disturbed(a=[10, 10, 4]) == set(), "nothing beside it to be told from"
+
+
+def test_only_what_can_be_compared_is_slow_or_beside() -> None:
+    mine = [timing(chunk, rate) for chunk, rate in enumerate([10, 10, 4])]
+    beside = [timing(chunk, 20, comparable=False) for chunk in range(3)]
+    assert not any(each.is_disturbed for each in slow_chunks({"a": mine, "b": beside}))
+    other_session = [timing(chunk, 20, session="t") for chunk in range(3)]
+    assert not any(each.is_disturbed for each in slow_chunks({"a": mine, "b": other_session}))
+    assert median_rate(beside) is None
+    found = median_rate(mine)
+    assert found is not None
+    assert (found.value, found.low, found.high) == (10, 4, 10)
+
+
+@pytest.fixture
+def experiment(finished_pair: Path, tmp_path: Path) -> Path:
+    """A copy in which every chunk took its tokens / 1000 s."""
+    shutil.copytree(finished_pair, tmp_path / "experiment")
+    for config in PAIR:
+        edit_lines(trace(tmp_path / "experiment", config), lambda lines: [at_rate(line, 1000.0) for line in lines])
+    return tmp_path / "experiment"
+
+
+def at_rate(line: dict, rate: float) -> dict:
+    return line | {"seconds": line["tokens"] / rate}
+
+
+def trace(folder: Path, config: str) -> Path:
+    return folder / "results" / f"mini_ifeval_limit_{PAIR_LIMIT}" / config / "trace.jsonl"
+
+
+def stored_timings(folder: Path, config: str) -> list[dict]:
+    return [json.loads(line) for line in trace(folder, config).read_text().splitlines()[1:]]
+
+
+def summary(folder: Path, config: str) -> dict:
+    return json.loads((trace(folder, config).parent / "summary.json").read_text())
+
+
+def disturb(folder: Path, config: str, chunk: int) -> None:
+    def slow(lines: list[dict]) -> list[dict]:
+        return [at_rate(line, 10.0) if line["chunk"] == chunk else line for line in lines]
+
+    edit_lines(trace(folder, config), slow)
+
+
+def test_a_disturbed_chunk_is_named_and_timed_again(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disturb(experiment, "trimmed", 1)
+    answers = (trace(experiment, "trimmed").parent / "samples.jsonl").read_bytes()
+    main(["audit", str(experiment), *RUN])
+    assert "trimmed was disturbed in 1 of 3 timings, of chunk 1" in capsys.readouterr().out
+    assert main(["run", str(experiment), *RUN]) in DONE
+    assert summary(experiment, "trimmed")["disturbed_chunks"] == [1]
+    assert "over the whole time" in capsys.readouterr().out or summary(experiment, "trimmed")["rate"][1] < 100
+
+    assert main(["run", str(experiment), *RUN, "--repeat-disturbed"]) in DONE
+    assert "trimmed: chunk 1 was timed again" in capsys.readouterr().out
+    *before, again = stored_timings(experiment, "trimmed")
+    assert [each["chunk"] for each in (*before, again)] == [0, 1, 2, 1], "both timings stay on record"
+    assert again["instead_of"] == before[1]["session"] != again["session"]
+    *_, beside = stored_timings(experiment, "baseline")
+    assert (beside["chunk"], beside["session"], "instead_of" in beside) == (1, again["session"], False)
+    found = summary(experiment, "trimmed")
+    assert [each["seconds"] for each in found["timed_again"]] == [again["seconds"]]
+    counted = [before[0], again, before[2]]
+    assert found["throughput"]["decode_seconds"] == pytest.approx(sum(each["seconds"] for each in counted))
+    assert found["speed_up_chunks"] == 3, "the pair that was disturbed is not counted"
+    assert found["rate"] == list(median_rate(counted) or ())
+    assert (trace(experiment, "trimmed").parent / "samples.jsonl").read_bytes() == answers
+
+
+def test_a_disturbed_baseline_is_timed_again_with_all_that_was_beside_it(experiment: Path) -> None:
+    disturb(experiment, "baseline", 2)
+    assert main(["run", str(experiment), *RUN, "--repeat-disturbed"]) in DONE
+    for config in PAIR:
+        *before, again = stored_timings(experiment, config)
+        assert (again["chunk"], again["instead_of"]) == (2, before[2]["session"])
+        assert len(summary(experiment, config)["timed_again"]) == 1
+    assert summary(experiment, "trimmed")["speed_up_chunks"] == 3
+
+
+def test_nothing_is_timed_again_where_nothing_was_disturbed(experiment: Path) -> None:
+    before = {config: stored_timings(experiment, config) for config in PAIR}
+    assert main(["run", str(experiment), *RUN, "--repeat-disturbed"]) in DONE
+    assert {config: stored_timings(experiment, config) for config in PAIR} == before
+
+
+def test_another_answer_when_timed_again_is_refused(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disturb(experiment, "trimmed", 1)
+    run_chunk = ConfigRunner.run_chunk
+
+    def with_other_answer(runner: ConfigRunner, *arguments: object, **keywords: object) -> tuple:
+        records, timing = run_chunk(runner, *arguments, **keywords)  # type: ignore[arg-type]
+        return [each.__class__(**{**each.__dict__, "ids": (5,)}) for each in records], timing
+
+    monkeypatch.setattr(ConfigRunner, "run_chunk", with_other_answer)
+    before = stored_timings(experiment, "trimmed")
+    assert main(["run", str(experiment), *RUN, "--repeat-disturbed"]) == 2
+    assert "gave another answer to mini_ifeval document" in capsys.readouterr().err
+    assert stored_timings(experiment, "trimmed") == before
+
+
+def test_tables_show_the_rate_that_the_speed_up_is_made_of(experiment: Path) -> None:
+    disturb(experiment, "trimmed", 1)
+    assert main(["run", str(experiment), *RUN]) in DONE
+    found = find_experiment(str(experiment))
+    folder = f"mini_ifeval_limit_{PAIR_LIMIT}"
+    task = read_report_task(found, experiment / "results", folder, without_documents("not needed"))
+    text = result_tables([task])
+    low, high = (f"{each:.0f}" for each in summary(experiment, "trimmed")["rate"][1:])
+    assert f"1000 [{low}, {high}]" in text
+    assert f"{summary(experiment, 'trimmed')['throughput']['tokens_per_s']:.2f}" not in text
