@@ -101,6 +101,12 @@ def one_space(folder: Path) -> None:
     edit_raw_lines(samples(folder), lambda lines: [lines[0].replace(b'", "', b'",  "', 1), *lines[1:]])
 
 
+def nonsense(folder: Path) -> None:
+    for name in ("samples.jsonl", "trace.jsonl"):
+        inserted = [b'{"chunk": [1], "session": {}, "chunk_end": []}\n', b"[" * 100_000 + b"\n", b"7\n", b"\xff\x00\n"]
+        edit_raw_lines(cell(folder) / name, lambda lines, inserted=inserted: [*lines[:2], *inserted, *lines[2:]])
+
+
 def timing_changed(folder: Path) -> None:
     change = lambda lines: [change_line(lines[0], seconds=0.001), *lines[1:]]  # noqa: E731
     edit_raw_lines(cell(folder) / "trace.jsonl", change)
@@ -150,9 +156,9 @@ def accuracy_changed(folder: Path) -> None:
 
 ALTERED = [
     every_text, one_token, one_removed, last_chunk_removed, first_chunk_removed, one_doubled, chunks_doubled,
-    one_inserted, chunks_of_another_run, two_swapped, chunks_swapped, one_space, timing_changed, timing_removed,
-    samples_of_another_run, first_line_removed, first_line_of_another_run, checksums_removed, identity_missing,
-    identity_changed, accuracy_changed,
+    one_inserted, chunks_of_another_run, two_swapped, chunks_swapped, one_space, nonsense, timing_changed,
+    timing_removed, samples_of_another_run, first_line_removed, first_line_of_another_run, checksums_removed,
+    identity_missing, identity_changed, accuracy_changed,
 ]  # fmt: skip
 
 
@@ -212,8 +218,12 @@ def test_results_of_the_former_format_can_be_looked_at_and_are_not_gone_on_with(
     assert all("former format" in each for each in messages)
     assert main(["report", str(experiment), "--limit", str(LIMIT)]) == 0
     assert "| trimmed |" in (experiment / "results.md").read_text()
-    assert main(["run", str(experiment), "--limit", str(LIMIT), "--dry-run", "--json"]) == 0
     capsys.readouterr()
+    assert main(["run", str(experiment), "--limit", str(LIMIT), "--dry-run", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)[0]["cells"]
+    assert [(each["samples"], each["remark"].split(";")[0]) for each in planned] == [
+        (LIMIT, "what is stored is of the former format")
+    ] * len(CONFIGS)
     assert main(["run", str(experiment), "--limit", str(LIMIT)]) in TIMING_MAY_BE_ODD
     assert capsys.readouterr().err.count("was of the former format") == len(CONFIGS)
     assert main(["report", str(experiment), "--limit", str(LIMIT), "--compare", "previous"]) == 0

@@ -98,6 +98,11 @@ def seal_document(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, SUM: _document_sum(plain)}
 
 
+def is_unsealed(content: Mapping[str, Any]) -> bool:
+    """Whether a document is of the former format."""
+    return SUM not in content
+
+
 def document_holds(content: Mapping[str, Any]) -> bool:
     return content.get(SUM) == _document_sum({name: value for name, value in content.items() if name != SUM})
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from stepsaver.bench.chain import is_unsealed
 from stepsaver.bench.equal import find_equal
 from stepsaver.bench.experiments import results_folder
 from stepsaver.bench.identity import differing_parts, run_id
@@ -113,6 +114,8 @@ def _missing(request: CellRequest, config: ConfigSpec, results: Path, *, is_forc
     if stored["run_id"] != run_id(identity):
         other = ", ".join(differing_parts(stored["identity"], identity))
         return numbers, f"what is stored is of a run with another {other}; it is set aside"
+    if is_unsealed(stored):
+        return numbers, "what is stored is of the former format; it is set aside"
     return numbers.difference(*(cell.records for cell in stored_with_shards(folder))), ""
 
 

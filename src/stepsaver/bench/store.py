@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.chain import SUM, document_holds, first_line, last_sum, reseal, seal, seal_document
+from stepsaver.bench.chain import document_holds, first_line, is_unsealed, last_sum, reseal, seal, seal_document
 from stepsaver.bench.durable import append_synced, cannot_write, write_beside
 from stepsaver.bench.identity import differing_parts
 from stepsaver.bench.stored_files import StoredFile, Timing, faults, read_chunks, read_file, read_timings
@@ -115,7 +115,7 @@ def open_cell(
         parts = ", ".join(differing_parts(stored["identity"], identity))
         raise UsageError(f"the shards of one run differ in {parts}: {folder}")
     notes = []
-    is_former = stored is not None and SUM not in stored
+    is_former = stored is not None and is_unsealed(stored)
     if is_former or (force and not is_ours) or (stored is not None and stored["run_id"] != run_id):
         notes = _set_folder_aside(folder, stored, is_former=is_former)
         stored = None
@@ -175,7 +175,7 @@ def _summary_faults(folder: Path, run_id: str, files: Sequence[StoredFile]) -> l
         return [f"{SUMMARY} cannot be read"] if (folder / SUMMARY).exists() else []
     if summary.get("run_id") != run_id:
         return [f"{SUMMARY} is of run {summary.get('run_id')}"]
-    if SUM not in summary:
+    if is_unsealed(summary):
         return [f"{SUMMARY} is of the former format: it has no checksum"]
     if not document_holds(summary):
         return [f"{SUMMARY} was changed"]
@@ -202,11 +202,9 @@ def _repair_file(cell: Cell, file: StoredFile, kept: Sequence[bytes], again: set
             aside = path.with_name(f"{path.name}.{DAMAGED}-{time.time_ns()}")
             write_beside(aside, content)
             cell.damaged.append(aside)
-            why, chunks = (
-                (faults(file) or ["its chunks have no timing"])[0],
-                f"chunk {_listed(again)}" if again else "it",
-            )
-            cell.notes.append(f"a damaged file was set aside as {aside}; {why}; {chunks} is run again")
+            why = [*faults(file), "its chunks have no timing"][0]
+            what = f"chunk {_listed(again)}" if again else "what it lacks"
+            cell.notes.append(f"a damaged file was set aside as {aside}; {why}; {what} is run again")
             whole = reseal(whole)
         write_beside(path, whole)
     if whole:

@@ -42,7 +42,10 @@ class StoredChunk(NamedTuple):
 
 
 def read_file(path: Path, run_id: str) -> StoredFile:
-    lines, tail = read_lines(path.read_bytes() if path.exists() else b"")
+    try:
+        lines, tail = read_lines(path.read_bytes() if path.exists() else b"")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if not lines:
         return StoredFile(path, "ours", [], None, tail)
     head = lines[0]
@@ -69,15 +72,16 @@ def read_timings(file: StoredFile) -> tuple[list[tuple[Timing, Line]], set[int]]
     found: list[tuple[Timing, Line]] = []
     broken = set[tuple[Any, Any]]()
     for line in file.lines:
-        content = line.content
-        if file.trusts(line) and {"chunk", "session"} <= content.keys():
-            found.append((content, line))
+        chunk, session = line.content.get("chunk"), line.content.get("session")
+        is_timing = isinstance(chunk, int) and isinstance(session, str)
+        if file.trusts(line) and is_timing:
+            found.append((line.content, line))
         elif file.owner == "former":
             break
-        else:
-            broken.add((content.get("chunk"), content.get("session")))
+        elif is_timing:
+            broken.add((chunk, session))
     timings = [(each, line) for each, line in found if (each["chunk"], each["session"]) not in broken]
-    return timings, {chunk for chunk, _ in broken if isinstance(chunk, int)}
+    return timings, {chunk for chunk, _ in broken}
 
 
 def read_chunks(file: StoredFile) -> tuple[list[StoredChunk], set[int]]:
@@ -113,6 +117,8 @@ def _chunk(lines: Sequence[Line]) -> StoredChunk | None:
     try:
         records = [record_from_json({k: v for k, v in each.items() if k != "chunk"}) for each in samples]
         if closing["records"] != len(records) or any(each["chunk"] != closing["chunk_end"] for each in samples):
+            return None
+        if not isinstance(closing["chunk_end"], int) or not isinstance(closing["session"], str):
             return None
         return StoredChunk(closing["chunk_end"], closing["session"], records, list(lines))
     except (KeyError, TypeError, UsageError):

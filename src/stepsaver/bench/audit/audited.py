@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepsaver.bench.chain import SUM, document_holds
+from stepsaver.bench.chain import document_holds, is_unsealed
 from stepsaver.bench.identity import run_id
 from stepsaver.bench.session import CACHES
 from stepsaver.bench.spec import ConfigSpec, Experiment
@@ -148,7 +148,7 @@ def _read_cell(config: ConfigSpec, folder: Path, stored: dict[str, Any]) -> Audi
 
 
 def _identity_faults(stored: dict[str, Any]) -> list[str]:
-    if SUM not in stored:
+    if is_unsealed(stored):
         return [f"{IDENTITY} is of the former format: it has no checksum"]
     if not document_holds(stored):
         return [f"{IDENTITY} was changed"]
