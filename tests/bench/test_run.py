@@ -263,6 +263,22 @@ def test_a_planted_fault_is_caught(experiment: Path, plant, check: str, capsys: 
     assert check in {finding["check"] for finding in found if finding["level"] == "invalid"}
 
 
+def test_configs_that_join_other_forwards_need_not_be_as_fast(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Joined forwards give the same answers by the same rules at another rate."""
+
+    def told() -> list[str]:
+        main(["audit", str(experiment), "--limit", str(LIMIT), "--json"])
+        messages = [each["message"] for each in json.loads(capsys.readouterr().out)]
+        return [each for each in messages if each.startswith("baseline and same do the same work")]
+
+    plant_slow_twin(experiment)
+    assert told()
+    edit_json(cell(experiment, "same") / "run.json", lambda c: c["identity"]["decoding"].update(joins_commits=True))
+    assert not told()
+
+
 def test_rules_that_find_nothing_to_leave_out_are_no_fault(
     experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

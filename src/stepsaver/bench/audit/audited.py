@@ -70,6 +70,10 @@ class AuditedCell:
     def has_the_caches_of(self, other: "AuditedCell") -> bool:
         return all(getattr(self.config, name) == getattr(other.config, name) for name in CACHES)
 
+    def is_decoded_as(self, other: "AuditedCell") -> bool:
+        """With the same caches, and the same forwards joined: that gives the same answers at another rate."""
+        return self.identity["decoding"] == other.identity["decoding"]
+
     def may_leave_out_the_same(self, other: "AuditedCell") -> bool:
         """By their ceilings: rules that find nothing to act on here, or the same things, are no fault."""
         ours, theirs = ((cell.summary or {}).get("ceiling") for cell in (self, other))

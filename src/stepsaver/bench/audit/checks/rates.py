@@ -46,7 +46,7 @@ def _unlike_twins(task: AuditedTask) -> Iterator[Finding]:
     """Twins that do the same work have to be about as fast."""
     rates = {cell.name: chunk_rates(cell.timings) for cell in task.computed}
     for one, other in combinations(task.computed, 2):
-        alike = one.acting == other.acting and one.has_the_caches_of(other) and task.policy(one) == task.policy(other)
+        alike = one.acting == other.acting and one.is_decoded_as(other) and task.policy(one) == task.policy(other)
         if rates[one.name] and rates[other.name] and alike and one.answers() == other.answers():
             ratio = median(rates[one.name]) / median(rates[other.name])
             if abs(ratio - 1) > TWINS_DIFFER:
