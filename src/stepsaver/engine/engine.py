@@ -11,7 +11,7 @@ from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.decode.policy import DecodePolicy, Policy
 from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.decode.verified import Verified
-from stepsaver.engine.decoder import Decoder, Moves, StepEvent
+from stepsaver.engine.decoder import FORWARD_ROWS, Decoder, Moves, StepEvent
 from stepsaver.engine.decoding import Decoding, resolve_decoding
 from stepsaver.engine.defaults import BATCH_SIZE
 from stepsaver.engine.denoise import Denoising
@@ -53,7 +53,8 @@ class Engine:
     """Decodes prompts with one model and one configuration. Keeps no state between calls.
 
     `reuse` rules are applied left to right. `checked` proves before each step that nothing stale is read;
-    `observe` sees every delta that is computed.
+    `observe` sees every delta that is computed. `forward_rows` is what a forward costs beside its rows, in rows, where
+    it was measured (`RowCosts.forward_rows`): verified drafts choose their length by it.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Engine:
         decoding: Decoding | None = None,
         checked: bool = False,
         observe: Observe | None = None,
+        forward_rows: float = FORWARD_ROWS,
     ) -> None:
         if max_batch < 1:
             raise UsageError(f"batch size {max_batch} is not positive")
@@ -76,6 +78,7 @@ class Engine:
         self.decoding = decoding or resolve_decoding(model.config)
         self.checked = checked
         self.observe = observe
+        self.forward_rows = forward_rows
         check_rules(reuse, self.decoding, model.config.layers)
         if isinstance(self.policy, Verified):
             self.policy.check(self.decoding)
@@ -210,6 +213,7 @@ class Engine:
             self.rules,
             sampling or Sampling(),
             slots,
+            self.forward_rows,
             checked=self.checked,
             on_step=on_step,
             finished=finished,
