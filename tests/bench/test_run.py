@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from stepsaver.bench import run as run_module
 from stepsaver.bench import session as session_module
 from stepsaver.bench.session import Session
 from stepsaver.bench.spec import ConfigSpec, Experiment, read_experiment
+from stepsaver.bench.stored_costs import ROW_COSTS, read_row_costs
 from stepsaver.cli import main
 from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.decoder import FORWARD_ROWS
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from tests.bench.conftest import EXPERIMENT
@@ -83,6 +86,44 @@ def test_a_run_stores_every_sample_once_and_a_summary(finished: Path, capsys: py
     assert "5/5" in capsys.readouterr().out
     assert main(["verdict", str(finished), "--limit", str(LIMIT)]) == 0
     assert "Undecided" in capsys.readouterr().out
+
+
+def test_a_run_knows_what_rows_take_on_its_machine(finished: Path) -> None:
+    """Measured once per session; every chunk's prediction is made of it, and the baseline's of itself is one."""
+    measured = read_row_costs(cell(finished, "baseline").parent)
+    assert len(measured) == 1
+    for config in ("baseline", "trimmed"):
+        timings = list(map(json.loads, (cell(finished, config) / "trace.jsonl").read_text().splitlines()))
+        timings = [each for each in timings if "chunk" in each]
+        assert {each["session"] for each in timings} == measured.keys()
+        assert all(each["predicted_seconds"] > 0 for each in timings)
+    predicted = {
+        config: json.loads((cell(finished, config) / "summary.json").read_text())["predicted_here"]
+        for config in ("baseline", "trimmed")
+    }
+    assert predicted["baseline"] == 1.0
+    assert predicted["trimmed"] > 0
+
+
+def test_nothing_is_measured_where_nothing_is_run(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "measure_row_costs", None)  # calling it fails
+    stored = (cell(experiment, "baseline").parent / ROW_COSTS).read_bytes()
+    assert main(["run", str(experiment), "--limit", str(LIMIT)]) in TIMING_MAY_BE_ODD
+    assert main(["run", str(experiment), "--limit", "4", "--dry-run"]) == 0
+    assert (cell(experiment, "baseline").parent / ROW_COSTS).read_bytes() == stored
+
+
+def test_engines_take_what_a_forward_was_measured_to_cost(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = next(iter(read_row_costs(cell(finished, "baseline").parent).values()))
+    experiment = read_experiment(finished)
+    session = session_module.open_session(experiment, model_name=experiment.spec.model)
+    runner = session_module.ConfigRunner(session, experiment, experiment.config("baseline"), "generation")
+    monkeypatch.setattr(runner.lm, "generate_until", lambda requests, disable_tqdm: None)
+    _, timing = runner.run_chunk([], chunk=0, samples=0)
+    assert (runner.engine.forward_rows, timing["predicted_seconds"]) == (FORWARD_ROWS, None)
+    session.row_costs = replace(costs, forward=tuple(100.0 + rows for rows in costs.rows))
+    runner.run_chunk([], chunk=0, samples=0)
+    assert runner.engine.forward_rows == session.row_costs.forward_rows > FORWARD_ROWS
 
 
 def test_what_is_complete_is_not_run_again(experiment: Path) -> None:
@@ -326,6 +367,10 @@ def plant_wrong_prediction(folder: Path) -> None:
     edit_json(cell(folder, "trimmed") / "summary.json", lambda c: c.update(predicted_speed_up=50.0))
 
 
+def plant_wrong_prediction_here(folder: Path) -> None:
+    edit_json(cell(folder, "trimmed") / "summary.json", lambda c: c.update(predicted_here=40.0))
+
+
 def plant_another_commit(folder: Path) -> None:
     edit_json(cell(folder, "trimmed") / "run.json", lambda c: c["provenance"]["git"].update(commit="0000"))
 
@@ -353,7 +398,8 @@ def plant_two_estimators(folder: Path) -> None:
         (plant_runaway, "texts", "writes 500 tokens a sample"),
         (plant_truncation, "texts", "hits the token limit in 100% of samples"),
         (plant_cold_start, "rates", "trimmed was disturbed in 1 of 5 timings, of chunk 0"),
-        (plant_wrong_prediction, "prediction", "predict 50.00x"),
+        (plant_wrong_prediction, "prediction", "its operations predict 50.00x"),
+        (plant_wrong_prediction_here, "prediction", "what rows take here predicts 40.00x"),
         (plant_another_commit, "provenance", "begun at 2 commits"),
         (plant_uncommitted_source, "provenance", "5 configs were begun while src/ had changes"),
         (plant_concurrent_shards, "shards", "timed by concurrent shards"),

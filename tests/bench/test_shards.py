@@ -20,6 +20,7 @@ from stepsaver.bench.experiments import find_experiment
 from stepsaver.bench.run import RunOptions, Shard, make_shards, prepare
 from stepsaver.bench.shards import Part, merge, merge_what_was_left
 from stepsaver.bench.store import open_cell, read_cell
+from stepsaver.bench.stored_costs import ROW_COSTS
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
 from tests.bench.tampering import edit_lines
@@ -108,6 +109,8 @@ def test_shards_write_apart_and_the_last_one_sums_up(
         assert {name: found[config][name] for name in same} == {name: alone[config][name] for name in same}
         assert (found[config]["speed_up_chunks"], found[config]["chunks_not_comparable"]) == (0, CHUNKS)
         assert (alone[config]["speed_up_chunks"], alone[config]["chunks_not_comparable"]) == (CHUNKS, 0)
+        assert found[config]["predicted_here"] is None
+    assert [len(list(folder.rglob(ROW_COSTS))) for folder in (fresh, whole)] == [0, 1]
     main(["audit", str(fresh), "--limit", str(LIMIT)])
     assert "concurrent shards" in capsys.readouterr().out
     main(["verdict", str(fresh), "--limit", str(LIMIT)])

@@ -7,11 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.engine.cost import ceiling, predicted_speed_up
 from stepsaver.engine.decode.policy import DEFAULT_POLICY, parse_policy
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.row_costs import predicted_speed_up_here
 from stepsaver.engine.trace import DENOISING, Trace
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
@@ -25,9 +27,9 @@ class Config:
     rules: tuple[str, ...] = ()
     policy: str = DEFAULT_POLICY
 
-    def engine(self, model: Transformer, batch_size: int) -> Engine:
-        rules = tuple(map(parse_rule, self.rules))
-        return Engine(model, decode=parse_policy(self.policy), reuse=rules, max_batch=batch_size)
+    def engine(self, model: Transformer, batch_size: int, forward_rows: float) -> Engine:
+        rules, policy = tuple(map(parse_rule, self.rules)), parse_policy(self.policy)
+        return Engine(model, decode=policy, reuse=rules, max_batch=batch_size, forward_rows=forward_rows)
 
 
 @dataclass
@@ -60,7 +62,8 @@ def compare_configs(
         tokenizer.encode(tokenizer.chat_prompt([{"role": "user", "content": document["question"]}]))
         for document in documents
     ]
-    tallies = {name: Tally(config.engine(model, batch_size)) for name, config in configs.items()}
+    costs = measure_row_costs(model)
+    tallies = {name: Tally(config.engine(model, batch_size, costs.forward_rows)) for name, config in configs.items()}
     names = list(tallies)
     for name in names:  # warm-up, not counted
         _decode(tallies[name], prompts[:1], 0, Trace())
@@ -70,7 +73,12 @@ def compare_configs(
             found = _decode(tallies[name], prompts[start : start + batch_size], start, trace)
             tallies[name].answers.update({place: tokenizer.decode(ids) for place, ids in found.items()})
             tallies[name].traces.append(trace)
-    return [_row(name, tallies[name], tallies[names[0]], documents) for name in names]
+    baseline = tallies[names[0]]
+    return [
+        _row(name, tally, baseline, documents)
+        | {"predicted_here": predicted_speed_up_here(baseline.whole_trace(), tally.whole_trace(), costs)}
+        for name, tally in tallies.items()
+    ]
 
 
 def _decode(tally: Tally, prompts: Sequence[list[int]], start: int, trace: Trace) -> dict[int, list[int]]:

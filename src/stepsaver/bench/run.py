@@ -15,6 +15,7 @@ from stepsaver.bench.session import Chunk, ConfigRunner, open_session
 from stepsaver.bench.shards import Part, merge, merge_what_was_left, write_apart
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.store import exclusive, merging
+from stepsaver.bench.stored_costs import store_row_costs
 from stepsaver.bench.summary import build_summary, score_cell
 from stepsaver.bench.worker import (
     CellRequest,
@@ -129,7 +130,13 @@ def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> bool:
         write_apart(computed, part)
         _say(note for opened in computed.values() for note in opened.written.notes)
     baseline_of = {name: equal.computed_as(shard.experiment.baseline_of(name)) for name in cells}
-    run_missing(computed, part.chunks(request.chunks), progress, baseline_of=baseline_of)
+    chunks = part.chunks(request.chunks)
+    is_missing = not all(opened.has(chunk) for opened in computed.values() for chunk in chunks)
+    if part.is_alone and (is_missing or shard.options.repeat_disturbed):
+        costs = request.session.measure_rows()
+        with merging(results):
+            store_row_costs(results / request.folder_name, request.session.identity, costs)
+    run_missing(computed, chunks, progress, baseline_of=baseline_of)
     with merging(results):
         if not part.is_whole:
             merged = open_cells(request, configs, results, Opening(part.label))

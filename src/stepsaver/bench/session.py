@@ -14,15 +14,18 @@ import torch
 from lm_eval.api.instance import Instance
 
 from stepsaver.bench.identity import folder_hash
+from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.step_counts import count_steps
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.decoder import FORWARD_ROWS
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.defaults import Weights
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.joins import Joins, resolve_joins
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.row_costs import RowCosts, predicted_total
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
@@ -68,6 +71,18 @@ class Session:
     loading_seconds: float
     is_alone: bool = True  # on its machine, as far as this run knows: its timings can be compared
     name: str = ""  # of the model, as the user gave it
+    row_costs: RowCosts | None = None  # of this machine, once measured; never where others share it
+
+    @property
+    def forward_rows(self) -> float:
+        return self.row_costs.forward_rows if self.row_costs else FORWARD_ROWS
+
+    def measure_rows(self) -> RowCosts:
+        """What rows take on this machine: measured once, before the first chunk."""
+        assert self.is_alone, "what is measured while others run says nothing about the machine"
+        if self.row_costs is None:
+            self.row_costs = measure_row_costs(self.model, decoding=self.decoding, weights=self.weights)
+        return self.row_costs
 
     def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:
         policy = parse_policy(config.policy or experiment.spec.decoding.policy)
@@ -167,6 +182,7 @@ class ConfigRunner:
     def run_chunk(self, requests: Sequence[Instance], *, chunk: int, samples: int) -> tuple[list[RequestRecord], dict]:
         """The answers to a chunk's requests, and their timing. Warm-up is not counted."""
         self.found.clear()
+        self.engine.forward_rows = self.session.forward_rows
         warm = self.lm.meters[self.path].warm_up_seconds
         meter = Meter(self.path, Trace(), warm_up_seconds=warm)
         self.lm.meters[self.path] = meter
@@ -181,6 +197,7 @@ class ConfigRunner:
     def _timing(self, meter: Meter, chunk: int, samples: int) -> dict[str, Any]:
         trace, config = meter.trace, self.engine.model.config
         cost = trace_cost(config, trace, self.engine.model.dtype.itemsize, self.engine.model.bytes_per_weight)
+        row_costs = self.session.row_costs
         return {
             "chunk": chunk,
             "session": self.session.identity,
@@ -190,6 +207,7 @@ class ConfigRunner:
             "requests": meter.requests,
             "tokens": meter.tokens,
             "seconds": trace.decode_seconds,
+            "predicted_seconds": predicted_total(row_costs, trace.records) if row_costs else None,
             "prefill_seconds": trace.prefill_seconds,
             "warm_up_seconds": meter.warm_up_seconds,
             "forwards": cost.forwards,

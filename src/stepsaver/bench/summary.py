@@ -115,6 +115,7 @@ def build_summary(
             ups, [base_values[key] - values[key] for key in keys], experiment.success_of(name).confirm_if
         ),
         "predicted_speed_up": _predicted(timings, base_timings),
+        "predicted_here": _predicted_here(pairs),
         "ceiling": counted_ceiling(
             opened.runner.engine, opened.runner.config.reuse_rules(), (each["steps"] for each in base_timings)
         ),
@@ -177,3 +178,15 @@ def _predicted(timings: list[Timing], baseline: list[Timing]) -> float | None:
     if not (ours["tokens"] and base["tokens"] and ours["flops"]):
         return None
     return (base["flops"] / base["tokens"]) / (ours["flops"] / ours["tokens"])
+
+
+def _predicted_here(pairs: list[tuple[Timing, Timing]]) -> float | None:
+    """The same by what rows were measured to take on the machine of each pair; none where nobody measured it."""
+    known = [pair for pair in pairs if all(each.get("predicted_seconds") and each["tokens"] for each in pair)]
+    if not known:
+        return None
+    ours, base = (
+        sum(each["predicted_seconds"] for each in side) / sum(each["tokens"] for each in side)
+        for side in zip(*known, strict=True)
+    )
+    return base / ours

@@ -1,0 +1,215 @@
+"""Measures `RowCosts` on this machine: real forwards of the engine on scratch caches, and real ticks of a decode.
+
+A forward is run four times with the same rows: whole, without the attention of its layers, without their MLPs as well
+(all deltas from the cache), and without its head. What lies between two of them is what a part takes. All are
+interleaved, and every figure is the lower quartile of its repeats: what disturbs a machine only ever adds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import isotonic_regression
+
+from stepsaver.bench.machine import device_name
+from stepsaver.engine.cache import DeltaCache, KeyValueCache
+from stepsaver.engine.decode.fixed import Fixed
+from stepsaver.engine.decoder import Decoder, Turn, execute
+from stepsaver.engine.decoding import Decoding, resolve_decoding
+from stepsaver.engine.denoise import Denoising
+from stepsaver.engine.engine import Engine, Prompt
+from stepsaver.engine.forward import Memory
+from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.packing import Step
+from stepsaver.engine.plan import LayerRows, StepPlan
+from stepsaver.engine.row_costs import RowCosts
+from stepsaver.engine.rows import NO_ROWS, rows_between
+from stepsaver.engine.sampling import Sampling
+from stepsaver.engine.state import Request, Sample, request_key
+from stepsaver.engine.trace import Trace
+
+BUDGET_SECONDS = 45.0
+MOST_ROWS = 1024
+SAMPLE_ROWS = 32  # of one sample, at most: a block
+LONG_CONTEXT = 512  # up to which our own kernel attends; curves are measured at a quarter of it
+LEAST_REPEATS, REPEATS = 3, 7
+ROUND = 5.0  # a round of all, in whole forwards of the most rows, about
+TICK_BATCHES = (1, 8)
+TICK_TOKENS = 8
+
+Runs = Literal["whole", "mlp", "nothing", "no head"]
+RUNS: tuple[Runs, ...] = ("whole", "mlp", "nothing", "no head")
+
+
+class Layout(NamedTuple):
+    """How rows are spread over samples: as many each, which see as much context."""
+
+    samples: int
+    rows: int
+    context: int
+
+
+@dataclass
+class Scratch:
+    """Samples without a text, whose forwards read and write caches that nobody else uses."""
+
+    model: Transformer
+    decoding: Decoding
+    layout: Layout  # the largest that is run
+
+    def __post_init__(self) -> None:
+        model, (slots, rows, capacity) = self.model, self.layout
+        kept = {"dtype": model.dtype, "device": model.device}
+        cache = KeyValueCache(model.config, slots=slots, capacity=capacity, **kept)  # type: ignore[arg-type]
+        every = frozenset(range(model.config.layers))
+        deltas = DeltaCache(model.config, layers=every, slots=slots, block_size=rows, **kept)  # type: ignore[arg-type]
+        for part in (part for layer in deltas.by_layer.values() for part in layer):
+            part.zero_()  # what happens to be in memory may be no number
+        memory = Memory(cache, None, model.rotations(capacity))
+        decoding = replace(self.decoding, prefix_cache=True)
+        self.plain = Decoder(model, memory, Denoising(Fixed()), decoding, (), Sampling(), slots)
+        self.keeping = replace(self.plain, memory=memory._replace(deltas=deltas))
+        request = Request((0,), SAMPLE_ROWS, request_key((0,), None))
+        self.samples: list[Sample] = [self.plain.moves.join(self.plain, slot, request, slot) for slot in range(slots)]
+
+    def seconds(self, layout: Layout, runs: Runs) -> float:
+        """Of one forward, the choice of tokens included."""
+        plan = _plan(layout.rows, runs, self.model.config.layers)
+        tokens = np.zeros(layout.rows, dtype=np.int64)
+        start = layout.context - layout.rows
+        turns = [
+            Turn(sample, sample.block, Step(sample.slot, start, tokens, layout.rows, plan))
+            for sample in self.samples[: layout.samples]
+        ]
+        return execute(self.plain if runs == "whole" else self.keeping, turns).seconds
+
+
+def _plan(rows: int, runs: Runs, layers: int) -> StepPlan:
+    window = rows_between(0, rows)
+    attention, mlp = (window if runs == "whole" else NO_ROWS), (window if runs in ("whole", "mlp") else NO_ROWS)
+    reads = NO_ROWS if runs == "no head" else window
+    return StepPlan("sub", window, reads, (LayerRows(attention, attention, mlp),) * layers)
+
+
+Taken = dict[tuple[Layout, Runs], float]  # seconds
+
+
+def measure_row_costs(
+    model: Transformer,
+    *,
+    decoding: Decoding | None = None,
+    weights: str | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
+) -> RowCosts:
+    """Takes the budget at most, about, and less for a small model; of a large one fewer rows are measured."""
+    started = perf_counter()
+    decoding, config = decoding or resolve_decoding(model.config), model.config
+    dtype = str(model.dtype).removeprefix("torch.")
+    tick, sample = _tick_seconds(model, decoding)
+    long = min(LONG_CONTEXT, config.max_positions)
+    context_row, forward_row = _context_seconds(model, decoding, long, started + budget_seconds / 4)
+    left = started + budget_seconds - perf_counter()
+    context, block = long // 4, min(SAMPLE_ROWS, long // 4)
+    counts = _row_counts(left / (LEAST_REPEATS * ROUND * forward_row))
+    layouts = [Layout(max(rows // block, 1), min(rows, block), context) for rows in counts]
+    parts, step = _part_seconds(model, decoding, layouts, started + budget_seconds)
+    attended = [context_row * layout.samples * layout.rows * context for layout in layouts]
+    attention = [each / config.layers - seen for each, seen in zip(parts["attention"], attended, strict=True)]
+    return RowCosts(
+        device=device_name(model.device),
+        dtype=dtype,
+        weights=weights or dtype,
+        threads=torch.get_num_threads(),
+        shape=shape_text(config),
+        layers=config.layers,
+        keys_values_share=config.kv_heads / (config.heads + config.kv_heads),
+        rows=tuple(layout.samples * layout.rows for layout in layouts),
+        forward=_ascending(parts["forward"]),
+        attention=_ascending(attention),
+        mlp=_ascending([each / config.layers for each in parts["mlp"]]),
+        head=_ascending(parts["head"]),
+        context_row=context_row,
+        tick=tick,
+        sample=sample,
+        step=step,
+        measuring=perf_counter() - started,
+    )
+
+
+def _part_seconds(
+    model: Transformer, decoding: Decoding, layouts: Sequence[Layout], until: float
+) -> tuple[dict[str, list[float]], float]:
+    """By part, what all layers take of it in each layout; and what packing one more sample's rows does."""
+    largest = layouts[-1]
+    apart = Layout(min(largest.rows, largest.samples), 1, largest.context)  # as many rows as samples
+    together = Layout(1, apart.samples, largest.context)
+    wanted = dict.fromkeys((layout, runs) for layout in layouts for runs in RUNS)
+    wanted |= dict.fromkeys((layout, "no head") for layout in (apart, together))
+    taken = _measure(Scratch(model, decoding, largest), list(wanted), until)
+    parts = {
+        "attention": [taken[each, "whole"] - taken[each, "mlp"] for each in layouts],
+        "mlp": [taken[each, "mlp"] - taken[each, "nothing"] for each in layouts],
+        "head": [taken[each, "nothing"] - taken[each, "no head"] for each in layouts],
+        "forward": [taken[each, "no head"] for each in layouts],
+    }
+    step = (taken[apart, "no head"] - taken[together, "no head"]) / max(apart.samples - 1, 1)
+    return parts, max(step, 0.0)
+
+
+def _context_seconds(model: Transformer, decoding: Decoding, long: int, until: float) -> tuple[float, float]:
+    """What a query, a row of its context and a layer take; and what a row of a forward takes in all."""
+    near, far = (Layout(4, max(min(SAMPLE_ROWS, long // 4) // 2, 1), seen) for seen in (long // 4, long))
+    taken = _measure(Scratch(model, decoding, far), [(near, "whole"), (far, "whole")], until)
+    more = max(taken[far, "whole"] - taken[near, "whole"], 0.0)
+    rows = near.samples * near.rows
+    return more / (model.config.layers * rows * (far.context - near.context)), taken[near, "whole"] / rows
+
+
+def shape_text(config: ModelConfig) -> str:
+    heads = f"{config.heads} heads ({config.kv_heads}) of {config.head_dim}"
+    return f"{config.layers} layers of {config.hidden}, {heads}, mlp {config.mlp}, vocabulary {config.vocab}"
+
+
+def _row_counts(most: float) -> list[int]:
+    """1, 2, 4 ... rows: `most` at most, but those of a block at least."""
+    last = min(max(most, SAMPLE_ROWS), MOST_ROWS)
+    return [1 << power for power in range(MOST_ROWS.bit_length()) if 1 << power <= last]
+
+
+def _measure(scratch: Scratch, wanted: Sequence[tuple[Layout, Runs]], until: float) -> Taken:
+    """Rounds of all that is wanted, there and back, until there are enough or the time has come."""
+    times: dict[tuple[Layout, Runs], list[float]] = {each: [] for each in wanted}
+    for layout, runs in wanted:
+        if layout.samples * layout.rows <= SAMPLE_ROWS:
+            scratch.seconds(layout, runs)  # warm-up, where it is a large share
+    for turn in range(REPEATS):
+        if turn >= LEAST_REPEATS and perf_counter() > until:
+            break
+        for each in wanted if turn % 2 else reversed(wanted):
+            times[each].append(scratch.seconds(*each))
+    return {each: float(np.quantile(seconds, 0.25)) for each, seconds in times.items()}
+
+
+def _ascending(seconds: Sequence[float]) -> tuple[float, ...]:
+    """More rows never take less: what says so is noise, and evened out."""
+    return tuple(isotonic_regression(np.maximum(seconds, 0.0)).x.tolist())
+
+
+def _tick_seconds(model: Transformer, decoding: Decoding) -> tuple[float, float]:
+    """What a tick takes beside its forward, and what each sample in it does: real decodes of few and more samples."""
+    taken: dict[int, list[float]] = {batch: [] for batch in TICK_BATCHES}
+    for _ in range(LEAST_REPEATS):
+        for batch, seconds in taken.items():
+            trace = Trace()
+            engine = Engine(model, decode=Fixed(), max_batch=batch, decoding=replace(decoding, stop_ids=()))
+            for _ in engine.generate([Prompt((0,))] * batch, max_new_tokens=TICK_TOKENS, trace=trace):
+                pass
+            seconds += [record.seconds - record.forward_seconds for record in trace.records]
+    (few, of_few), (more, of_more) = ((batch, median(seconds)) for batch, seconds in taken.items())
+    sample = max((of_more - of_few) / (more - few), 0.0)
+    return max(of_few - few * sample, 0.0), sample

@@ -1,0 +1,38 @@
+"""`row_costs.jsonl` in a task's folder: what rows took on the machines of its sessions. Predictions are made of it."""
+
+import json
+from pathlib import Path
+
+from stepsaver.bench.chain import document_holds, seal_document
+from stepsaver.bench.durable import write_beside
+from stepsaver.engine.row_costs import RowCosts, row_costs_from_json
+
+ROW_COSTS = "row_costs.jsonl"
+
+CostsBySession = dict[str, RowCosts]
+
+
+def store_row_costs(folder: Path, session: str, costs: RowCosts) -> None:
+    """Adds what a session measured. Nobody else may be writing."""
+    write_row_costs(folder, read_row_costs(folder) | {session: costs})
+
+
+def write_row_costs(folder: Path, by_session: CostsBySession) -> None:
+    """A line per session, each with its checksum."""
+    contents = ({"session": session, **costs.as_json()} for session, costs in by_session.items())
+    lines = (json.dumps(seal_document(content)) for content in contents)
+    write_beside(folder / ROW_COSTS, "".join(f"{line}\n" for line in lines))
+
+
+def read_row_costs(folder: Path) -> CostsBySession:
+    """It is only ever shown, no run goes on from it: lines that do not hold or are of another version are left out."""
+    path = folder / ROW_COSTS
+    found: CostsBySession = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            content = json.loads(line)
+            if document_holds(content):
+                found[content["session"]] = row_costs_from_json(content)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found
