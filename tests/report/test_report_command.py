@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stepsaver.bench.experiments import find_experiment
+from stepsaver.bench.stored_costs import read_row_costs
 from stepsaver.cli import main
 from stepsaver.commands.demo import WAYS_THAT_PAY
 from stepsaver.report.documents import read_documents
@@ -189,6 +190,9 @@ def test_artifacts_show_a_run_without_its_results(experiment: Path, chromium: An
     after = page_data(experiment / "report.html")["tabs"][1]
     assert block(after, "results") == block(before, "results")
     assert block(after, "subjects") == block(before, "subjects")
+    ((session, costs),) = read_row_costs(saved).items()
+    assert block(after, f"rows-{session}") == block(before, f"rows-{session}")
+    assert [row[0]["value"] for row in block(after, f"rows-{session}")["rows"]] == list(costs.rows)
     open_page(chromium, experiment / "report.html")
     chromium.execute_async_script("window.shown.then(() => arguments[0]())")
     assert "Samples are not part of the artifacts" in text(chromium, "[data-block=samples]")

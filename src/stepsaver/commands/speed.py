@@ -11,6 +11,7 @@ from stepsaver.engine.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
     from stepsaver.bench.limit import StepTime
+    from stepsaver.engine.models.transformer import Transformer
 
 HELP = "speed of this machine: tokens/s, efficiency, and the share of the machine's limit"
 SHAPES = ("135M", "0.5B")  # the larger ones take minutes
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="threads of torch (default: torch's own choice)")
     parser.add_argument("--refill", action="store_true", help="also measure continuous batching (135M, minutes)")
     parser.add_argument("--context", action="store_true", help="also measure contexts of 256, 1k and 4k (135M)")
+    parser.add_argument("--rows", action="store_true", help="also measure what 1 to 1024 packed rows take")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -86,6 +88,8 @@ def run(options: argparse.Namespace) -> int:
             document.setdefault("efficiency", []).append({"shape": shape} | measured)
             if not options.json:
                 _print_efficiency(shape, measured)
+        if options.rows:
+            document.setdefault("rows", []).append({"shape": shape} | _measure_rows(model, options))
         del bare  # before the next model is made
         if shape == "135M" and options.context:
             document["context"] = measure_context(model, options.repeats)
@@ -96,6 +100,20 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print_rest(document)
     return 0
+
+
+def _measure_rows(model: "Transformer", options: argparse.Namespace) -> dict[str, Any]:
+    """The profile that predictions are made of, printed as well unless JSON is wanted."""
+    from stepsaver.bench.measure_rows import measure_row_costs
+    from stepsaver.report.machine_blocks import COLUMNS, costs_rows, costs_text
+    from stepsaver.report.tables import plain_table
+
+    costs = measure_row_costs(model, weights=options.weights)
+    if not options.json:
+        print(f"milliseconds by rows: {costs_text(costs)}")
+        shown = [(str(rows), *(f"{1000 * each:.3g}" for each in seconds)) for rows, *seconds in costs_rows(costs)]
+        print(plain_table(shown, COLUMNS), flush=True)
+    return costs.as_json() | {"forward_rows": costs.forward_rows}
 
 
 def _as_json(value: Any) -> dict[str, float]:

@@ -9,6 +9,7 @@ from stepsaver.bench.audit import Finding
 from stepsaver.bench.durable import write_beside
 from stepsaver.bench.spec import Experiment
 from stepsaver.bench.store import read_json
+from stepsaver.bench.stored_costs import read_row_costs, write_row_costs
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.cells import Details, ReportCell, ReportTask
 from stepsaver.report.documents import without_documents
@@ -35,6 +36,8 @@ def save_artifacts(task: ReportTask) -> Path:
     for cell in task.done:
         content = {**(cell.summary or {}), "details": _rounded(cell.details)}
         write_beside(folder / f"{cell.name}.json", _line(content))
+    if task.row_costs:
+        write_row_costs(folder, task.row_costs)
     write_beside(folder / FINDINGS, "".join(_line(asdict(finding)) for finding in task.findings))
     return folder
 
@@ -55,7 +58,16 @@ def read_artifacts(experiment: Experiment, results: Path, folder: str) -> Report
         return None
     lines = (place / FINDINGS).read_text(encoding="utf-8").splitlines() if (place / FINDINGS).exists() else []
     findings = tuple(Finding(**json.loads(line)) for line in lines)
-    return ReportTask(experiment, results, folder, tuple(cells), findings, without_documents(NO_SAMPLES), "artifacts")
+    return ReportTask(
+        experiment,
+        results,
+        folder,
+        tuple(cells),
+        findings,
+        without_documents(NO_SAMPLES),
+        "artifacts",
+        read_row_costs(place),
+    )
 
 
 def _read_cell(config: Any, content: dict[str, Any] | None) -> ReportCell:

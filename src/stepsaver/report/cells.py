@@ -15,6 +15,7 @@ from stepsaver.bench.jobs import job_states
 from stepsaver.bench.rates import median_rate
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_identity, read_json
+from stepsaver.bench.stored_costs import CostsBySession, read_row_costs
 from stepsaver.bench.verdict import Verdict, judge
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord
@@ -61,6 +62,7 @@ class ReportTask:
     findings: tuple[Finding, ...]
     documents: TaskDocuments
     source: Literal["results", "artifacts"] = "results"
+    row_costs: CostsBySession = field(default_factory=dict)  # of the machines that it was run on
 
     @property
     def model(self) -> str:
@@ -110,7 +112,8 @@ def read_report_task(experiment: Experiment, results: Path, folder: str, documen
         else:
             cells.append(_finished(config, found.summary, found.records, found.timings, documents))
     finished = replace(stored, cells=tuple(cell for cell in stored.cells if cell.summary is not None))
-    return ReportTask(experiment, results, folder, tuple(cells), _findings(finished), documents)
+    costs = read_row_costs(results / folder)
+    return ReportTask(experiment, results, folder, tuple(cells), _findings(finished), documents, row_costs=costs)
 
 
 def _finished(

@@ -9,12 +9,17 @@ from stepsaver.bench.rates import shown_rate
 from stepsaver.bench.verdict import Verdict, smaller_speed_up
 from stepsaver.report.cells import ReportCell, ReportTask
 
-COLUMNS = ("config", "accuracy", "drop", "tokens/s", "speed-up", "predicted", "ceiling", "left out", "verdict")
+COLUMNS = (
+    "config", "accuracy", "drop", "tokens/s", "speed-up", "predicted", "predicted here", "ceiling", "left out",
+    "verdict",
+)  # fmt: skip
 HEADINGS = {"k": "Reuse K", "layers": "Layer Subset"}  # what the source's complete results table calls a rule's fields
 
 
 def result_rows(summaries: list[dict[str, Any]], verdict: Verdict) -> list[tuple[str, ...]]:
-    """A row per config. `left out` is the share of its baseline's row-layers that were not computed."""
+    """A row per config. `predicted` is by operations, `predicted here` by what rows take on this machine; `left out`
+    is the share of its baseline's row-layers that were not computed.
+    """
     outcomes = {each.config: each.outcome for each in verdict.configs}
     whole = {each["config"]: each["cost"]["row_layers"] for each in summaries if each["is_baseline"]}
     first = next(iter(whole), None)
@@ -38,6 +43,7 @@ def _row(summary: dict[str, Any], outcome: str, whole: int) -> tuple[str, ...]:
         rate_text(summary, ".0f"),
         "-" if isnan(up.value) else f"{up.value:.2f} [{up.low:.2f}, {up.high:.2f}]",
         or_dash(summary["predicted_speed_up"], ".2f"),
+        or_dash(summary.get("predicted_here"), ".2f"),
         or_dash(summary["ceiling"], ".2f"),
         f"{1 - summary['cost']['row_layers'] / whole:.0%}" if whole else "-",
         outcome,

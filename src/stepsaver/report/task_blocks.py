@@ -12,8 +12,8 @@ from stepsaver.report.figures import accuracy_speed as first_figure
 from stepsaver.report.figures import all_figures, figure_name
 
 COLUMNS = (
-    "config", "accuracy", "drop (points)", "tokens", "tokens/s", "speed-up", "predicted", "ceiling", "forwards",
-    "row-layers", "deltas reused", "verdict",
+    "config", "accuracy", "drop (points)", "tokens", "tokens/s", "speed-up", "predicted", "predicted here",
+    "ceiling", "forwards", "row-layers", "deltas reused", "verdict",
 )  # fmt: skip
 TONES = {"confirmed": "good", "rejected": "bad", "running": "open", "failed": "bad", "incomplete": "open"}
 
@@ -51,7 +51,7 @@ def result_table(task: ReportTask) -> Block:
     caption = (
         "Intervals are 95 %. The speed-up is the smaller one of tokens per second and seconds per sample, measured "
         "beside the config's baseline on the same chunks; tokens/s is the median over these chunks. A control does "
-        "exactly the baseline's work."
+        "exactly the baseline's work. `Predicted` is by operations, `predicted here` by what rows take on this machine."
     )
     return table("Results", COLUMNS, rows, caption=caption, name="results")
 
@@ -79,6 +79,7 @@ def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[Cell]
         rate_cell(summary, ".0f"),
         cell("1.00×", 1.0) if is_base else number(up.value, ".2f", suffix="×", small=interval(up.low, up.high, ".2f")),
         number(summary["predicted_speed_up"], ".2f", suffix="×"),
+        number(summary.get("predicted_here"), ".2f", suffix="×"),
         number(summary["ceiling"], ".2f", suffix="×"),
         number(cost["forwards"], ",.0f"),
         number(cost["row_layers"], ",.0f"),
