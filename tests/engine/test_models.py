@@ -127,8 +127,8 @@ def _folder(tmp_path: Path, **config_changes: object) -> Path:
         ({"num_key_value_heads": 4}, "cannot share"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
         ({"hidden_size": None}, "no entry 'hidden_size'"),
-        ({"num_hidden_layers": 13}, "lacks 12 tensors: model.layers.12"),
-        ({"num_hidden_layers": 11}, "does not know: model.layers.11"),
+        ({"num_hidden_layers": 13}, "has 13 layers, the weights have 12"),
+        ({"num_hidden_layers": 11}, "has 11 layers, the weights have 12"),
         ({"intermediate_size": 64}, r"misshapen tensors: model.layers.0.mlp.down_proj.weight is \(48, 128\)"),
     ],
 )

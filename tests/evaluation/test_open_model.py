@@ -106,7 +106,7 @@ def test_either_name_of_the_block_size_is_read(without_weights: Path, sizes: dic
     [
         ({"bd_size": 8, "block_size": 4}, "bd_size 8 and block_size 4 differ"),
         ({"bd_size": None, "block_size": "4"}, "block_size '4' is not a whole number"),
-        ({"bd_size": 0}, "block size 0 is not positive"),
+        ({"bd_size": 0}, "bd_size 0 is not a whole number from 1 to"),
     ],
 )
 def test_impossible_block_sizes_are_one_line(without_weights: Path, sizes: dict, message: str) -> None:

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.joins import Join, resolve_joins
 from stepsaver.engine.models.architecture import architecture_named
-from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.models.config import MOST_BLOCK_ROWS, ModelConfig
 from stepsaver.engine.prediction import PREDICTIONS, Prediction, Predicts
 
 
@@ -45,22 +45,22 @@ def resolve_decoding(
         raise UsageError(
             f"neither config.json nor {config.architecture} says how many rows a block has; {_asked('block_size')}"
         )
-    if block < 1:
-        raise UsageError(f"block size {block} is not positive")
+    if not 1 <= block <= MOST_BLOCK_ROWS:
+        raise UsageError(f"block size {shown(block)} is not from 1 to {MOST_BLOCK_ROWS}")
     sub_block = _usual_sub_block(block, architecture.sub_block_size) if sub_block_size is None else sub_block_size
     if sub_block < 1 or block % sub_block:
-        raise UsageError(f"sub-block size {sub_block} does not divide the block size {block}")
+        raise UsageError(f"sub-block size {shown(sub_block)} does not divide the block size {block}")
     mask = next((i for i in (mask_id, config.mask_id, architecture.mask_id) if i is not None), None)
     if mask is None:
         if block > 1:
             raise UsageError(f"blocks of {block} rows need a mask token and this model names none; {_asked('mask_id')}")
         mask = -1  # blocks of one row never hold a mask
     elif not 0 <= mask < config.vocab:
-        raise UsageError(f"mask id {mask} is outside the vocabulary of {config.vocab}")
+        raise UsageError(f"mask id {shown(mask)} is outside the vocabulary of {config.vocab}")
     stops = config.stop_ids if stop_ids is None else stop_ids
     for stop in stops:
         if not 0 <= stop < config.vocab:
-            raise UsageError(f"stop id {stop} is outside the vocabulary of {config.vocab}")
+            raise UsageError(f"stop id {shown(stop)} is outside the vocabulary of {config.vocab}")
     return Decoding(
         block,
         sub_block,

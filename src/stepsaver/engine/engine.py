@@ -15,7 +15,7 @@ from stepsaver.engine.decoder import FORWARD_ROWS, Decoder, Moves, StepEvent
 from stepsaver.engine.decoding import Decoding, resolve_decoding
 from stepsaver.engine.defaults import BATCH_SIZE
 from stepsaver.engine.denoise import Denoising
-from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.errors import UsageError, shown, unknown_name
 from stepsaver.engine.estimators import ESTIMATORS, Estimator
 from stepsaver.engine.forward import Memory, Observe
 from stepsaver.engine.generate import decode
@@ -151,8 +151,9 @@ class Engine:
 
     def _score_once(self, requests: list[ScoreRequest], prepare: Prepare, trace: Trace) -> Iterator[Score]:
         longest = max(len(each.context_ids) + len(each.continuation_ids) + 1 for each in requests)
-        memory = self._memory(self.max_batch, longest)
-        trace.cache_bytes, trace.places = memory.cache.bytes, self.max_batch
+        slots = min(self.max_batch, len(requests))
+        memory = self._memory(slots, longest)
+        trace.cache_bytes, trace.places = memory.cache.bytes, slots
         for start in range(0, len(requests), self.max_batch):
             group = requests[start : start + self.max_batch]
             started = perf_counter()
@@ -275,8 +276,10 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"device {name!r} is unknown; allowed: auto, cpu, cuda, cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device {shown(name)} is unknown; allowed: auto, cpu, cuda, cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {name!r} is not supported; allowed: auto, cpu, cuda, cuda:N")
+    if (device.index or 0) >= (torch.cuda.device_count() if device.type == "cuda" else 1):
         raise UsageError(f"device {name!r} is not available on this machine")
     return device
 
@@ -286,7 +289,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name != "auto":
         if name not in known:
-            raise UsageError(f"dtype {name!r} is unknown; allowed: auto, {', '.join(known)}")
+            raise UsageError(f"dtype {shown(name)} is unknown; allowed: auto, {', '.join(known)}")
         return known[name]
     if device.type != "cuda":
         return torch.float32

@@ -4,6 +4,7 @@ The mask token is never proposed; the softmax normaliser keeps it, as in the ref
 """
 
 import hashlib
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stepsaver.engine import kernels
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise UsageError(f"temperature {self.temperature} is negative")
+        if not 0 <= self.temperature < math.inf:
+            raise UsageError(f"temperature {self.temperature} is not a number from 0 on")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top-p {self.top_p} is outside (0, 1]")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise UsageError(f"seed {shown(self.seed)} is no number of 64 bits")
 
     @property
     def is_greedy(self) -> bool:

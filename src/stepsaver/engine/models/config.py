@@ -6,10 +6,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.models.architecture import Architecture, architecture_named
+from stepsaver.engine.models.fields import Entries, Field, Flag, Many, OneOrMany, Real, Whole, Word, read_fields
 from stepsaver.engine.models.rope import Rope, parse_rope
 from stepsaver.engine.prediction import Predicts
+
+MOST_BLOCK_ROWS = 4096  # known models have up to 64
+TOKEN = Whole(0, 1 << 24)
+# Every field of config.json that is read. The ranges end well above the largest models there are.
+FIELDS: dict[str, Field] = {
+    "architectures": Many(Word()),
+    "hidden_act": Word(),
+    "use_sliding_window": Flag(),
+    "num_hidden_layers": Whole(1, 1024),
+    "hidden_size": Whole(1, 1 << 17),
+    "num_attention_heads": Whole(1, 1 << 12),
+    "num_key_value_heads": Whole(1, 1 << 12),
+    "head_dim": Whole(2, 1 << 12),
+    "intermediate_size": Whole(1, 1 << 20),
+    "vocab_size": Whole(1, 1 << 24),
+    "max_position_embeddings": Whole(1, 1 << 27),
+    "rms_norm_eps": Real(0, 1),
+    "tie_word_embeddings": Flag(),
+    "attention_bias": Flag(),
+    "mlp_bias": Flag(),
+    "bd_size": Whole(1, MOST_BLOCK_ROWS),
+    "block_size": Whole(1, MOST_BLOCK_ROWS),
+    "mask_token_id": TOKEN,
+    "eos_token_id": OneOrMany(TOKEN),
+    "bos_token_id": OneOrMany(TOKEN),
+    "dtype": Word(),
+    "torch_dtype": Word(),
+    "rope_theta": Real(0, 1e15),
+    "rope_scaling": Entries(),
+    "rope_parameters": Entries(),
+}
+GENERATION_FIELDS = {name: FIELDS[name] for name in ("eos_token_id", "bos_token_id")}
 
 
 @dataclass(frozen=True)
@@ -53,50 +86,61 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-    names = config.get("architectures") or []
-    if len(names) != 1:
-        raise UsageError(f"architectures is {names!r}, expected exactly one name")
-    architecture = architecture_named(names[0])
-    if config.get("hidden_act", "silu") != "silu":
-        raise UsageError(f"hidden_act {config['hidden_act']!r} is not supported, only 'silu'")
-    if config.get("use_sliding_window"):
-        raise UsageError("sliding-window attention is not supported")
-    heads = config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
+    given = read_fields(config, FIELDS)
+    generated = read_fields(generation, GENERATION_FIELDS)
+    architecture = _architecture(given)
+    heads = given["num_attention_heads"]
+    kv_heads = given.get("num_key_value_heads", heads)
     if heads % kv_heads:
         raise UsageError(f"{heads} attention heads cannot share {kv_heads} key-value heads")
-    qkv_bias = architecture.qkv_bias(config)
+    qkv_bias = architecture.qkv_bias(given)
     return ModelConfig(
         architecture=architecture.name,
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
+        layers=given["num_hidden_layers"],
+        hidden=given["hidden_size"],
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        mlp=config["intermediate_size"],
-        vocab=config["vocab_size"],
-        rope=parse_rope(config),
-        max_positions=config["max_position_embeddings"],
-        norm_eps=config.get("rms_norm_eps", 1e-6),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        head_dim=_head_dim(given),
+        mlp=given["intermediate_size"],
+        vocab=given["vocab_size"],
+        rope=parse_rope(given),
+        max_positions=given["max_position_embeddings"],
+        norm_eps=given.get("rms_norm_eps", 1e-6),
+        tied=given.get("tie_word_embeddings", False),
         qkv_bias=qkv_bias,
         output_bias=qkv_bias and architecture.output_bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        mlp_bias=given.get("mlp_bias", False),
         head_norms=architecture.head_norms,
         predicts=architecture.predicts,
-        block_size=_block_size(config, architecture),
-        mask_id=config.get("mask_token_id"),
-        stop_ids=_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
-        bos_id=_first(config.get("bos_token_id", generation.get("bos_token_id"))),
-        stored_dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
+        block_size=_block_size(given, architecture),
+        mask_id=given.get("mask_token_id"),
+        stop_ids=_ids(generated.get("eos_token_id", given.get("eos_token_id"))),
+        bos_id=next(iter(_ids(given.get("bos_token_id", generated.get("bos_token_id")))), None),
+        stored_dtype=given.get("dtype") or given.get("torch_dtype") or "float32",
     )
 
 
-def _block_size(config: Mapping[str, Any], architecture: Architecture) -> int | None:
-    named = {name: config[name] for name in ("bd_size", "block_size") if config.get(name) is not None}
-    for name, size in named.items():
-        if not isinstance(size, int):
-            raise UsageError(f"{name} {size!r} is not a whole number")
+def _architecture(given: Mapping[str, Any]) -> Architecture:
+    """The architecture, if all that sets its checkpoints apart is something that the network has."""
+    names = given.get("architectures", [])
+    if len(names) != 1:
+        raise UsageError(f"architectures is {shown(names)}, expected exactly one name")
+    if given.get("hidden_act", "silu") != "silu":
+        raise UsageError(f"hidden_act {shown(given['hidden_act'])} is not supported, only 'silu'")
+    if given.get("use_sliding_window"):
+        raise UsageError("sliding-window attention is not supported")
+    return architecture_named(names[0])
+
+
+def _head_dim(given: Mapping[str, Any]) -> int:
+    dim = given.get("head_dim", given["hidden_size"] // given["num_attention_heads"])
+    if dim < 1 or dim % 2:
+        raise UsageError(f"heads of {dim} dimensions cannot be rotated in pairs")
+    return dim
+
+
+def _block_size(given: Mapping[str, Any], architecture: Architecture) -> int | None:
+    named = {name: given[name] for name in ("bd_size", "block_size") if name in given}
     if len(set(named.values())) > 1:
         raise UsageError(
             f"bd_size {named['bd_size']} and block_size {named['block_size']} differ; one of them is wrong"
@@ -110,11 +154,6 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
-def _first(value: int | list[int] | None) -> int | None:
-    ids = _ids(value)
-    return ids[0] if ids else None
-
-
 def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
     """An object from one of a checkpoint's files; an empty one if the file is not there and need not be."""
     if not path.exists():
@@ -123,7 +162,9 @@ def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds {type(content).__name__}, expected an object")

@@ -1,7 +1,6 @@
 """Checkpoint folders: reading one into the network and writing one. Safetensors only; no checkpoint's code runs."""
 
 import ctypes
-import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stepsaver.engine.defaults import WEIGHTS, Weights
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.models import linear
-from stepsaver.engine.models.config import ModelConfig, read_config
+from stepsaver.engine.models.config import ModelConfig, read_config, read_json
 from stepsaver.engine.models.linear import Linear, check_weights
 from stepsaver.engine.models.transformer import Transformer
 
@@ -30,6 +29,7 @@ LAYER_MODULES = {
     "mlp.down": ("mlp.down_proj",),
 }
 OUTER_MODULES = {"embedding": ("model.embed_tokens",), "norm": ("model.norm",), "head": ("lm_head",)}
+FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors names them
 IGNORED_ENDINGS = ("rotary_emb.inv_freq",)  # buffers of old exports, computed here
 
 
@@ -56,9 +56,11 @@ def load_model(
     """
     device = torch.device(device)
     check_weights(weights, dtype, device)
-    model = _empty_model(read_config(folder), dtype)
-    wanted = stored_tensors(model)
+    config = read_config(folder)
     files = _files_by_tensor(folder)
+    _check_depth(folder, files, config.layers)
+    model = _empty_model(config, dtype)
+    wanted = stored_tensors(model)
     _check(folder, files, wanted, tied=model.config.tied)
 
     def numbers(name: str, _: Tensor) -> Tensor:
@@ -189,13 +191,7 @@ def _stacked_rows(module: str, rows: int, config: ModelConfig) -> tuple[int, ...
 def _files_by_tensor(folder: Path) -> dict[str, Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"{index} is not a weight index: {error!r}") from None
-        paths = [folder / shard for shard in shards]
-        if any(path.parent != folder for path in paths):
-            raise UsageError(f"{index} names files outside its folder")
+        paths = [folder / shard for shard in _shards(index)]
     elif (folder / "model.safetensors").exists():
         paths = [folder / "model.safetensors"]
     else:
@@ -206,11 +202,29 @@ def _files_by_tensor(folder: Path) -> dict[str, Path]:
     return {name: path for path in paths for name in _open(path).keys()}  # noqa: SIM118 (not a dict)
 
 
+def _shards(index: Path) -> list[str]:
+    """The names of the files that a weight index speaks of, all of them beside it."""
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise UsageError(f"{index} is not a weight index: weight_map is {shown(shards)}")
+    outside = next((name for name in shards.values() if name in (".", "..") or set(name) & {"/", "\0"}), None)
+    if outside is not None:
+        raise UsageError(f"{index} names files outside its folder, such as {shown(outside)}")
+    return sorted(set(shards.values()))
+
+
 def _open(path: Path) -> "safe_open":
     try:
         return safe_open(path, framework="pt")
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise UsageError(f"{path} is damaged or cut short: {error}") from None
+
+
+def _check_depth(folder: Path, files: Iterable[str], layers: int) -> None:
+    """Before the network is laid out, which takes a while for a depth that nobody has."""
+    stored = {name.split(".")[2] for name in files if name.startswith("model.layers.") and name.count(".") > 2}
+    if len(stored) != layers:
+        raise UsageError(f"{folder}: config.json has {layers} layers, the weights have {len(stored)}")
 
 
 def _check(folder: Path, files: dict[str, Path], wanted: dict[str, tuple[StoredTensor, ...]], *, tied: bool) -> None:
@@ -223,7 +237,13 @@ def _check(folder: Path, files: dict[str, Path], wanted: dict[str, tuple[StoredT
     if surplus:
         raise UsageError(f"{folder} has {len(surplus)} tensors that its architecture does not know: {_listed(surplus)}")
     handles = {path: _open(path) for path in set(files.values())}
-    found = {name: tuple(handles[files[name]].get_slice(name).get_shape()) for name in expected}
+    slices = {name: handles[files[name]].get_slice(name) for name in expected}
+    unusable = [f"{name} is {each.get_dtype()}" for name, each in slices.items() if each.get_dtype() not in FLOATS]
+    if unusable:
+        raise UsageError(
+            f"{folder} has {len(unusable)} tensors that are not of {', '.join(FLOATS)}: {_listed(unusable)}"
+        )
+    found = {name: tuple(each.get_shape()) for name, each in slices.items()}
     misshapen = [
         f"{name} is {found[name]}, expected {shape}" for name, shape in expected.items() if found[name] != shape
     ]

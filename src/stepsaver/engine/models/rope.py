@@ -8,7 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
+from stepsaver.engine.models.fields import Field, Real, Whole, Word, read_fields
+
+FACTOR = Real(0, 1e6)
+SCALING_FIELDS: dict[str, Field] = {
+    "rope_type": Word(),
+    "type": Word(),
+    "rope_theta": Real(0, 1e15),
+    "factor": FACTOR,
+    "low_freq_factor": FACTOR,
+    "high_freq_factor": FACTOR,
+    "original_max_position_embeddings": Whole(1, 1 << 27),
+}
 
 
 @dataclass(frozen=True)
@@ -27,15 +39,15 @@ Rotation = Tensor
 
 def parse_rope(config: Mapping[str, Any]) -> Rope:
     """Reads `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (transformers 5)."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = read_fields(config.get("rope_parameters") or config.get("rope_scaling") or {}, SCALING_FIELDS)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    theta = scaling.get("rope_theta") or config.get("rope_theta") or 10000.0
+    theta = scaling.get("rope_theta", config.get("rope_theta", Rope.theta))
     if kind == "default":
         return Rope(theta=theta)
     if kind == "linear":
         return Rope(theta=theta, kind=kind, factor=scaling["factor"])
     if kind == "llama3":
-        return Rope(
+        rope = Rope(
             theta=theta,
             kind=kind,
             factor=scaling["factor"],
@@ -43,7 +55,11 @@ def parse_rope(config: Mapping[str, Any]) -> Rope:
             high_frequency_factor=scaling["high_freq_factor"],
             original_positions=scaling["original_max_position_embeddings"],
         )
-    raise UsageError(f"rope scaling {kind!r} is not supported; known: default, linear, llama3")
+        low, high = rope.low_frequency_factor, rope.high_frequency_factor
+        if not low < high:
+            raise UsageError(f"low_freq_factor {low} is not below high_freq_factor {high}")
+        return rope
+    raise UsageError(f"rope scaling {shown(kind)} is not supported; known: default, linear, llama3")
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
