@@ -65,15 +65,20 @@ def build_requests(
     options = options or EvaluationOptions()
     uses_chat = _uses_chat(lm, options)
     _seed(task)
-    for member in task.harness["tasks"].values():
-        member.build_all_requests(
-            limit=options.limit,
-            system_instruction=options.system_instruction,
-            apply_chat_template=uses_chat,
-            fewshot_as_multiturn=options.fewshot_as_multiturn and uses_chat,
-            chat_template=lm.apply_chat_template if uses_chat else None,
-            tokenizer_name=lm.tokenizer_name,
-        )
+    try:
+        for member in task.harness["tasks"].values():
+            member.build_all_requests(
+                limit=options.limit,
+                system_instruction=options.system_instruction,
+                apply_chat_template=uses_chat,
+                fewshot_as_multiturn=options.fewshot_as_multiturn and uses_chat,
+                chat_template=lm.apply_chat_template if uses_chat else None,
+                tokenizer_name=lm.tokenizer_name,
+            )
+    except UsageError:
+        raise
+    except Exception as error:  # a task's own Python and templates, on documents that anybody may have written
+        raise UsageError(f"task {task.name}: its documents make no requests: {type(error).__name__}: {error}") from None
     return {name: list(member.instances) for name, member in task.harness["tasks"].items()}
 
 

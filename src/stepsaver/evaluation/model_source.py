@@ -3,9 +3,11 @@
 import os
 import re
 from pathlib import Path
+from typing import Any
 
-from stepsaver.engine.errors import UsageError
-from stepsaver.engine.models.config import read_json
+from stepsaver.engine.errors import UsageError, shown
+from stepsaver.engine.models.config import TOKEN, read_json
+from stepsaver.engine.models.fields import Entries, Field, Many, read_fields
 from stepsaver.evaluation.embedded import MODEL_FOLDER
 
 EMBEDDED = "embedded"
@@ -25,7 +27,7 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
     if name and folder.is_dir():
         return folder
     if not HUB_ID.fullmatch(name) or name.startswith((".", "/")):
-        raise UsageError(f"no model {name!r}: expected {EMBEDDED!r}, a folder, or a hub id such as owner/name")
+        raise UsageError(f"no model {shown(name)}: expected {EMBEDDED!r}, a folder, or a hub id such as owner/name")
     return _download(name, revision)
 
 
@@ -66,23 +68,34 @@ def _offline_note() -> str:
 
 def read_mask_id(folder: Path) -> int | None:
     """The id of the mask token by the tokenizer's files, for checkpoints whose `config.json` does not name it."""
-    ids = _added_tokens(folder)
-    return next((ids[token] for token in (*MASK_TOKENS, _named_mask(folder)) if token in ids), None)
+    configuration = _checked(folder / "tokenizer_config.json", {"added_tokens_decoder": Entries()})
+    ids = _added_tokens(folder, configuration.get("added_tokens_decoder", {}))
+    named = configuration.get("mask_token")
+    if isinstance(named, dict):
+        named = named.get("content")
+    known = (*MASK_TOKENS, *([named] if isinstance(named, str) else []))
+    return next((ids[token] for token in known if token in ids), None)
 
 
-def _added_tokens(folder: Path) -> dict[str, int]:
+def _added_tokens(folder: Path, decoder: dict[str, Any]) -> dict[str, int]:
     """Tokens beyond the base vocabulary, from each of the places where a tokenizer may keep them."""
-    found: dict[str, int] = {}
-    for token, index in read_json(folder / "added_tokens.json").items():
-        found[token] = int(index)
-    for entry in read_json(folder / "tokenizer.json").get("added_tokens", []):
-        found[entry["content"]] = int(entry["id"])
-    for index, entry in read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {}).items():
-        found[entry["content"]] = int(index)
-    return found
+    listed = _checked(folder / "tokenizer.json", {"added_tokens": Many(Entries())}).get("added_tokens", [])
+    pairs: list[tuple[Any, Any]] = list(read_json(folder / "added_tokens.json").items())
+    pairs += [(entry.get("content"), entry.get("id")) for entry in listed]
+    for index, entry in decoder.items():
+        is_number = index.isascii() and index.isdecimal() and len(index) < 10
+        pairs.append((entry.get("content") if isinstance(entry, dict) else None, int(index) if is_number else index))
+    for token, index in pairs:
+        if not isinstance(token, str) or not TOKEN.holds(index):
+            raise UsageError(f"{folder}: added token {shown(token)} has the id {shown(index)}; expected {TOKEN.means}")
+    return dict(pairs)
 
 
-def _named_mask(folder: Path) -> str:
-    """What the tokenizer's configuration calls its mask token, if it has one."""
-    named = read_json(folder / "tokenizer_config.json").get("mask_token") or ""
-    return named["content"] if isinstance(named, dict) else named
+def _checked(path: Path, table: dict[str, Field]) -> dict[str, Any]:
+    """A file's content, its fields of the table checked."""
+    content = read_json(path)
+    try:
+        read_fields(content, table)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return {name: value for name, value in content.items() if value is not None}

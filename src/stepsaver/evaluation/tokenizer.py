@@ -2,12 +2,14 @@
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from stepsaver.engine.errors import UsageError
+from stepsaver.evaluation.chat_template import ChatTemplate
 
 _ANY_QUESTION = "a question that no template contains"
 
@@ -29,12 +31,14 @@ class TextTokenizer:
         self._special = {str(token): int(i) for token, i in self._tokenizer.get_added_vocab().items()}
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        with _told_apart(self.folder):
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
-        return self._tokenizer.decode(
-            list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False
-        )
+        with _told_apart(self.folder):
+            return self._tokenizer.decode(
+                list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False
+            )
 
     def token_text(self, token: int) -> str:
         """What a token adds to a text. Some decoders drop the space before a text's first token, so it goes second."""
@@ -57,10 +61,14 @@ class TextTokenizer:
         """
         if not self.has_chat_template:
             raise UsageError(f"the tokenizer in {self.folder} has no chat template")
-        text = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=opens_answer
-        )
+        plain = [{"role": message["role"], "content": message["content"]} for message in messages]
+        text = self._renderer.render(plain, opens_answer=opens_answer)
         return text if opens_answer else _up_to(text, messages[-1]["content"])
+
+    @cached_property
+    def _renderer(self) -> ChatTemplate:
+        texts = {name: str(text) for name, text in self._tokenizer.special_tokens_map.items() if text is not None}
+        return ChatTemplate(self.chat_template or "", texts)
 
     @cached_property
     def answer_opening(self) -> str:
@@ -68,7 +76,7 @@ class TextTokenizer:
         if not self.has_chat_template:
             return ""
         text = self.chat_prompt([{"role": "user", "content": _ANY_QUESTION}])
-        return text[text.rindex(_ANY_QUESTION) + len(_ANY_QUESTION) :]
+        return text[len(_up_to(text, _ANY_QUESTION)) :]
 
     def added_token(self, text: str) -> int | None:
         """The id of a token that is matched whole, such as `<|im_end|>`, or None."""
@@ -87,21 +95,34 @@ def _load(folder: Path) -> Any:
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it remarks on model types that it does not know; only files count here
     try:
-        with warnings.catch_warnings():
+        with _told_apart(folder), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"no usable tokenizer in {folder}: {reason}") from None
+            template = folder / "chat_template.jinja"
+            if tokenizer.chat_template is None and template.exists():  # transformers before 4.50 do not look for it
+                tokenizer.chat_template = template.read_text(encoding="utf-8")
+            return tokenizer
     finally:
         transformers.logging.set_verbosity(level)
-    template = folder / "chat_template.jinja"
-    if tokenizer.chat_template is None and template.exists():  # transformers before 4.50 do not look for the file
-        tokenizer.chat_template = template.read_text(encoding="utf-8")
-    return tokenizer
+
+
+@contextmanager
+def _told_apart(folder: Path) -> Iterator[None]:
+    """Whatever the tokenizer's libraries raise is about the folder's files: they are foreign, and damage has no end."""
+    try:
+        yield
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(f"no usable tokenizer in {folder}: {lines[0]}") from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the tokenizers' Rust, which has no other base
+            raise
+        raise UsageError(f"no usable tokenizer in {folder}: {error}") from None
 
 
 def _up_to(text: str, content: str) -> str:
     """A conversation up to the end of its last message, without the marks that close it. Templates may strip it."""
-    kept = next(part for part in (content, content.strip()) if part in text)
+    kept = next((part for part in (content, content.strip()) if part in text), None)
+    if kept is None:
+        raise UsageError("the chat template leaves a message's text out")
     return text[: text.rindex(kept) + len(kept)]
