@@ -1,5 +1,6 @@
 """`experiment.yaml`: what is allowed, and one line with the place for what is not."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,36 @@ def test_new_writes_a_valid_experiment(
     assert main(["new", "../x"]) == 2
     assert "05_mine" in (experiment.folder / "proposal.md").read_text()
     capsys.readouterr()
+
+
+AXES = ", ".join(f"k{number}: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]" for number in range(10))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD + "model: embedded\nmodel: other\n", "'model' stands there twice"),
+        (GOOD.replace("name: my_rule", "name: my_rule\n    name: b"), "'name' stands there twice"),
+        (GRID.replace("{k: [1, 2], layers: [first, last]}", "{" + AXES + "}"), "10000000000 combinations; 1000 are"),
+        (GRID.replace("name: k{k}_{layers}", "name: k{0}"), "the pattern uses '0'"),
+        (GRID.replace("name: k{k}_{layers}", "name: 'k{k[0]}'"), "the pattern uses 'k[0]'"),
+        (GRID.replace("name: k{k}_{layers}", "name: 'k{k!r:>99999999}'"), "the pattern uses 'k!r:>99999999'"),
+        (GOOD.replace("name: my_rule", "name: " + "a" * 300), "at most 100 characters"),
+        (GOOD + f"seed: {1 << 64}\n", "seed: Input should be less than"),
+        (GOOD + "decoding: {block_size: 10000000}\n", "block_size: Input should be less than or equal to 4096"),
+        (GOOD.replace('"> 1.2"', f'"> 1{"0" * 400}"'), "no condition"),
+        (GOOD.replace('"> 1.2"', "[[]]"), "no condition"),
+        ("[" * 100_000, "is not YAML"),
+        ("a: &a [*a, *a]\n" + GOOD, "unknown key"),
+    ],
+    ids=lambda value: str(value)[-40:],
+)
+def test_hostile_files_are_one_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        read_experiment(write(tmp_path, text))
+
+
+def test_bytes_that_are_no_text_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").write_bytes(b"question: \xff\xfe")
+    with pytest.raises(UsageError, match="cannot read"):
+        read_experiment(tmp_path)

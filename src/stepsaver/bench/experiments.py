@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from stepsaver.bench.spec import FILE, Experiment, read_experiment
-from stepsaver.bench.store import SUMMARY, read_json
+from stepsaver.bench.store import SUMMARY
+from stepsaver.bench.stored_summary import read_summary
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.models.config import read_config
 from stepsaver.evaluation.model_source import resolve_model
@@ -58,7 +59,7 @@ def logs_folder(experiment: Experiment) -> Path:
 
 def read_summaries(experiment: Experiment, results: Path, cell_folder: str) -> dict[str, dict[str, Any]]:
     """The summaries of a task by config, in the experiment's order; configs without one are missing."""
-    found = {config.name: read_json(results / cell_folder / config.name / SUMMARY) for config in experiment.configs}
+    found = {config.name: read_summary(results / cell_folder / config.name / SUMMARY) for config in experiment.configs}
     return {name: summary for name, summary in found.items() if summary is not None}
 
 

@@ -14,6 +14,8 @@ from stepsaver.bench.run import Shard
 from stepsaver.engine.errors import UsageError
 
 JOBS = "jobs.jsonl"
+# What a line on record has to hold.
+FIELDS: dict[str, Any] = {"job": str, "shards": int, "results": str, "tasks": list, "limit": int | None}
 QUEUE_FORMAT = "%F|%T"  # the array's id and a job's state
 
 
@@ -57,7 +59,7 @@ def job_states(logs: Path) -> list[JobState]:
     path = logs / JOBS
     if not path.exists():
         return []
-    entries: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    entries = _entries(path)
     queue = _queue()
     return [
         JobState(
@@ -70,6 +72,17 @@ def job_states(logs: Path) -> list[JobState]:
         )
         for each in entries
     ]
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    try:
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(name), kind) for name, kind in FIELDS.items()):
+            raise UsageError(f"{path} line {number} is no record of a job")
+    return entries
 
 
 def _queue() -> dict[str, Counter[str]] | None:

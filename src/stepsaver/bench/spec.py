@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from stepsaver.engine.decode.policy import DEFAULT_POLICY, parse_policy, policy_text
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Weights
-from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.errors import UsageError, shown, unknown_name
 from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.joins import Join
+from stepsaver.engine.models.config import MOST_BLOCK_ROWS
 from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
 
 FILE = "experiment.yaml"
@@ -28,6 +30,8 @@ OWN_SBATCH_OPTIONS = {
     "signal": "the runner", "open-mode": "the runner",
 }  # fmt: skip
 SBATCH_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+MOST_CONFIGS, MOST_NAME, MOST_COUNT = 1000, 100, 1 << 30
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")  # the name of a value, and nothing of what Python's formats can do
 CONDITION = re.compile(r"([<>])\s*(-?\d+(?:\.\d+)?)(\s+measured)?")
 
 
@@ -44,9 +48,9 @@ class Condition(Strict):
 
     @classmethod
     def parse(cls, text: object) -> "Condition":
-        match = CONDITION.fullmatch(str(text).strip())
-        if not match:
-            raise ValueError(f"{text!r} is no condition such as '> 1.2'")
+        match = CONDITION.fullmatch(text.strip()) if isinstance(text, str) else None
+        if not match or not isfinite(float(match[2])):
+            raise ValueError(f"{shown(text)} is no condition such as '> 1.2'")
         return cls(sign="<" if match[1] == "<" else ">", bound=float(match[2]), is_measured=match[3] is not None)
 
     def __str__(self) -> str:
@@ -94,7 +98,7 @@ class ConfigSpec(WithPolicy):
     Those of a baseline hold for whatever is compared with it.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$", max_length=MOST_NAME)
     rules: tuple[str, ...] = ()
     policy: str | None = None
     prefix_cache: bool | None = None
@@ -120,6 +124,9 @@ class Grid(Strict):
     join: str | None = None
 
     def configs(self) -> list[ConfigSpec]:
+        count = prod(map(len, self.grid.values()))
+        if count > MOST_CONFIGS:
+            raise ValueError(f"the grid has {count} combinations; {MOST_CONFIGS} are allowed")
         patterns = self.model_dump(exclude={"grid"}, exclude_none=True)
         combinations = itertools.product(*self.grid.values())
         try:
@@ -131,13 +138,13 @@ class Grid(Strict):
             raise ValueError(f"the pattern uses {missing}, which the grid does not have") from None
         except ValidationError as error:
             first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['input']!r}: {first['msg']}") from None
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {shown(first['input'])}: {first['msg']}") from None
 
 
 def _filled(pattern: Any, values: dict[str, Any]) -> Any:
     """A pattern, or whatever holds patterns, with the values in place."""
     if isinstance(pattern, str):
-        return pattern.format(**values)
+        return PLACEHOLDER.sub(lambda found: str(values[found[1]]), pattern)
     if isinstance(pattern, dict):
         return {name: _filled(each, values) for name, each in pattern.items()}
     return tuple(_filled(each, values) for each in pattern) if isinstance(pattern, tuple) else pattern
@@ -147,13 +154,13 @@ class DecodingSpec(WithPolicy):
     """How every config is decoded that does not say otherwise. What is None follows from the model."""
 
     policy: str = DEFAULT_POLICY
-    block_size: int | None = None
-    sub_block_size: int | None = None
-    mask_id: int | None = None
+    block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    mask_id: int | None = Field(default=None, ge=0)
     prefix_cache: bool = Decoding.prefix_cache
     block_cache: bool = Decoding.block_cache
     join: Join = "auto"
-    max_new_tokens: int = NEW_TOKENS  # where a task sets no limit
+    max_new_tokens: int = Field(default=NEW_TOKENS, ge=1, le=MOST_COUNT)  # where a task sets no limit
 
 
 class Resources(Strict):
@@ -162,9 +169,9 @@ class Resources(Strict):
     partition: str | None = None
     account: str | None = None
     gres: str | None = None
-    cpus: int = Field(default=2, ge=1)
-    memory_gb: int = Field(default=16, ge=1)
-    minutes: int = Field(default=240, ge=1)
+    cpus: int = Field(default=2, ge=1, le=MOST_COUNT)
+    memory_gb: int = Field(default=16, ge=1, le=MOST_COUNT)
+    minutes: int = Field(default=240, ge=1, le=MOST_COUNT)
     slurm: dict[str, str | bool | int] = Field(default_factory=dict)  # any other option of sbatch; true: no value
 
     @field_validator("slurm")
@@ -185,16 +192,18 @@ class ExperimentSpec(Strict):
     baseline: str
     success: Success
     model: str = "embedded"
-    batch_size: int = Field(default=32, ge=1)
-    batch_size_elsewhere: int = Field(default=BATCH_SIZE, ge=1)  # with another model than the experiment's own
-    chunk_samples: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=32, ge=1, le=MOST_COUNT)
+    batch_size_elsewhere: int = Field(
+        default=BATCH_SIZE, ge=1, le=MOST_COUNT
+    )  # with another model than the experiment's own
+    chunk_samples: int = Field(default=32, ge=1, le=MOST_COUNT)
     dtype: str = "auto"
     weights: Weights = WEIGHTS
     device: str = "auto"
     num_fewshot: int | dict[str, int] | None = None  # examples in a prompt, or by task; None: the task's own
     metric: str | dict[str, str] | None = None  # what counts as accuracy, or by task; None: the declared one
-    max_new_tokens: int | None = Field(default=None, ge=1)  # instead of every task's own limit
-    seed: int = 0
+    max_new_tokens: int | None = Field(default=None, ge=1, le=MOST_COUNT)  # instead of every task's own limit
+    seed: int = Field(default=0, ge=-(1 << 63), lt=1 << 63)
     estimator: Estimator = "trajectory"
     data_dir: Path | None = None
     decoding: DecodingSpec = DecodingSpec()
@@ -239,12 +248,15 @@ def read_experiment(folder: Path, *, layers: int | None = None) -> Experiment:
     path = folder / FILE
     if not path.exists():
         raise UsageError(f"{folder} has no {FILE}")
-    text = path.read_text(encoding="utf-8")
     try:
-        content = yaml.safe_load(text)
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    try:
+        content = yaml.load(text, UniqueKeys)
         spec = ExperimentSpec.model_validate(content)
         configs = tuple(spec.configs.configs() if isinstance(spec.configs, Grid) else spec.configs)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
         raise _located(path, text, error) from None
@@ -255,6 +267,18 @@ def read_experiment(folder: Path, *, layers: int | None = None) -> Experiment:
     except _AtPlace as error:
         raise UsageError(f"{path} line {_line(text, error.place)}: {error}") from None
     return Experiment(folder, spec, configs, remarks)
+
+
+class UniqueKeys(yaml.SafeLoader):
+    """YAML in which no key stands twice: of two the first would be lost in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: {shown(key.value)} stands there twice")
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 class _AtPlace(UsageError):
@@ -282,7 +306,7 @@ def _check(spec: ExperimentSpec, configs: tuple[ConfigSpec, ...], layers: int | 
             place = ("configs", "name") if is_grid else ("configs", index)
             raise _AtPlace(place, f"config {name} stands there twice")
     if spec.baseline not in names:
-        raise _AtPlace(("baseline",), f"baseline {spec.baseline!r} is no config; there are {', '.join(names)}")
+        raise _AtPlace(("baseline",), f"baseline {shown(spec.baseline)} is no config; there are {', '.join(names)}")
     for index, config in enumerate(configs):
         with _at("configs", index, "baseline"):
             _check_baseline(config, {each.name: each for each in configs}, is_own=config.name == spec.baseline)

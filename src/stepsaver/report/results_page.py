@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stepsaver.bench.durable import write_beside
 from stepsaver.bench.spec import Experiment
+from stepsaver.engine.errors import UsageError
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.experiment_log import log_entry, log_entry_markdown
 from stepsaver.report.published_numbers import PublishedNumbers, published_markdown
@@ -48,7 +49,10 @@ def update_results(
 ) -> Path:
     """Writes the tables between the markers, which are added where a page has none."""
     path = path or experiment.folder / "results.md"
-    text = path.read_text(encoding="utf-8") if path.exists() else f"# Results: {experiment.name}\n"
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else f"# Results: {experiment.name}\n"
+    except ValueError as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
     tables = f"{BEGIN}\n{result_tables(tasks, published)}\n{END}"
     if BEGIN in text and END in text:
         text = re.sub(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: tables, text, count=1, flags=re.DOTALL)

@@ -31,12 +31,18 @@ def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: 
         context.Process(target=_run_logged, args=(shard, path, threads))
         for shard, path in zip(shards, paths, strict=True)
     ]
-    for process in processes:
-        process.start()
-    while any(process.is_alive() for process in processes):
-        for path in paths:
-            progress(path.stem, *_chunks_done(path))
-        time.sleep(POLL_SECONDS)
+    try:
+        for process in processes:
+            process.start()
+        while any(process.is_alive() for process in processes):
+            for path in paths:
+                progress(path.stem, *_chunks_done(path))
+            time.sleep(POLL_SECONDS)
+    except BaseException:  # nobody is left to wait for them; what they have stored stays
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+        raise
     failed = [path for process, path in zip(processes, paths, strict=True) if process.exitcode]
     if failed:
         raise UsageError(f"{len(failed)} of {len(shards)} shards failed, see {failed[0]}; run again to go on")
