@@ -6,6 +6,7 @@ from random import Random
 
 from tokenizers import Tokenizer
 
+from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.embedded import instructions, questions, word_problems
 from stepsaver.evaluation.embedded.problem import Maker, Problem, Split
 from stepsaver.evaluation.embedded.tokenizer import END_ID, MASK_ID, prompt_text
@@ -74,6 +75,8 @@ def make_batch(recipe: Recipe, tokenizer: Tokenizer, *, step: int, stage: Stage,
         trial = Sheet(recipe.block_size, MOST_BLOCKS)
         add_sample(trial, sample, recipe, random, stage=stage)
         if len(sheet) + len(trial) > capacity:
+            if not len(sheet):
+                raise UsageError(f"{capacity} units of {recipe.block_size} rows do not hold a single problem")
             return sheet.units(capacity)
         _append(sheet, trial)
 

@@ -138,14 +138,20 @@ def resumed_run(out: Path, recipe: Recipe, tokenizer: Tokenizer) -> Run:
     path = out / STATE_FILE
     if not path.exists():
         raise UsageError(f"no training to resume in {out}")
-    state = torch.load(path, weights_only=True)
-    _check_continues(state, recipe, out)
     config = recipe.model_config(vocab=tokenizer.get_vocab_size(), mask_id=MASK_ID, stop_id=END_ID)
-    model = Transformer(config)
-    model.load_state_dict(state["model"])
-    optimizer = new_optimizer(model, recipe)
-    optimizer.load_state_dict(state["optimizer"])
-    lines = read_log(out)[: state["step"]]
+    try:
+        state = torch.load(path, weights_only=True)
+        _check_continues(state, recipe, out)
+        model = Transformer(config)
+        model.load_state_dict(state["model"])
+        optimizer = new_optimizer(model, recipe)
+        optimizer.load_state_dict(state["optimizer"])
+        lines = read_log(out)[: state["step"]]
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged file can make the reader of such files raise anything
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UsageError(f"the training in {out} is damaged and cannot go on: {reason}") from None
     (out / LOG_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return Run(recipe, model, optimizer, state["step"], state["seconds"])
 

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import fields, replace
 from pathlib import Path
 
+from stepsaver.engine.errors import UsageError, shown
 from stepsaver.training.card import write_card
 from stepsaver.training.export import export_checkpoint
 from stepsaver.training.loop import train
@@ -27,6 +28,8 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
 def run_training(options: argparse.Namespace) -> int:
     chosen = {field.name: getattr(options, field.name) for field in fields(Recipe) if hasattr(options, field.name)}
     recipe = replace(Recipe(), **chosen)
+    if options.until is not None and options.until < 0:
+        raise UsageError(f"--until {options.until} is negative")
     with progress_watcher(recipe) as watch:
         run = train(
             options.out,
@@ -43,5 +46,8 @@ def run_training(options: argparse.Namespace) -> int:
 
 
 def _rates(text: str) -> tuple[tuple[int, float], ...]:
-    pairs = [part.split(":") for part in text.split(",")]
-    return tuple((int(start), float(rate)) for start, rate in pairs)
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        return tuple((int(start), float(rate)) for start, rate in pairs)
+    except ValueError:
+        raise UsageError(f"--rates {shown(text)} is no schedule such as 0:0.002,500:0.001") from None

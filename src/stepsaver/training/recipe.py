@@ -1,15 +1,47 @@
 """Every number of the training in one place. The defaults made the checkpoint that ships with the package."""
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Literal
 
-from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.errors import UsageError, shown
+from stepsaver.engine.models.config import FIELDS, MOST_BLOCK_ROWS, ModelConfig
+from stepsaver.engine.models.fields import Field, Real, Whole
 from stepsaver.engine.models.rope import Rope
-from stepsaver.evaluation.embedded.questions import LARGEST_ADDEND
+from stepsaver.evaluation.embedded.questions import LARGEST_ADDEND, SMALLEST_ADDEND
 from stepsaver.evaluation.embedded.word_problems import EASY, HARD, SINGLE_DIGITS, Difficulty
 
 Stage = Literal["autoregressive", "joint"]
+
+STEP, SHARE, WEIGHT = Whole(0, 1 << 30), Real(-1e-9, 1), Real(-1e-9, 1e6)
+RATE = Real(0, 10)
+# What every number of a recipe may be.
+RANGES: dict[str, Field] = {
+    "seed": Whole(-(1 << 63), (1 << 63) - 1),
+    "threads": Whole(1, max(2, os.cpu_count() or 1)),
+    "layers": FIELDS["num_hidden_layers"],
+    "hidden": Whole(2, 1 << 14),
+    "heads": Whole(1, 1 << 10),
+    "mlp": Whole(1, 1 << 16),
+    "block_size": Whole(2, MOST_BLOCK_ROWS),
+    "sub_block_size": Whole(1, MOST_BLOCK_ROWS),
+    "rope_theta": FIELDS["rope_theta"],
+    "max_positions": FIELDS["max_position_embeddings"],
+    "initial_deviation": Real(0, 100),
+    **dict.fromkeys(("autoregressive_steps", "joint_steps", "early_steps"), STEP),
+    **dict.fromkeys(("decay_start", "hard_start"), STEP),
+    **dict.fromkeys(("warm_up_steps", "decay_steps", "finish_steps", "save_every", "check_every"), Whole(1, 1 << 30)),
+    **dict.fromkeys(("autoregressive_units", "joint_units"), Whole(1, 1024)),
+    "variants": Whole(1, 64),
+    "early_largest_addend": Whole(SMALLEST_ADDEND, 99),
+    "final_rate": RATE,
+    "weight_decay": SHARE,
+    "clip_norm": Real(0, 1e6),
+    **dict.fromkeys(("autoregressive_word_problem_share", "joint_word_problem_share"), SHARE),
+    **dict.fromkeys(("hard_word_problem_share", "complementary_share"), SHARE),
+    **dict.fromkeys(("short_weight", "later_weight", "complementary_weight", "padding_weight"), WEIGHT),
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +94,21 @@ class Recipe:
 
     save_every: int = 100
     check_every: int = 100
+
+    def __post_init__(self) -> None:
+        for name, allowed in RANGES.items():
+            if not allowed.holds(getattr(self, name)):
+                raise UsageError(f"{name} {shown(getattr(self, name))} is not {allowed.means}")
+        if self.hidden % (2 * self.heads):
+            raise UsageError(f"{self.hidden} columns cannot be shared by {self.heads} heads of an even number each")
+        if self.block_size % self.sub_block_size:
+            raise UsageError(f"sub-block size {self.sub_block_size} does not divide the block size {self.block_size}")
+        starts = [start for start, _ in self.rates]
+        if not starts or starts[0] != 0 or starts != sorted(set(starts)):
+            raise UsageError(f"rates {shown(self.rates)}: the first is for step 0, each further one for a later step")
+        wrong = next((rate for _, rate in self.rates if not RATE.holds(rate)), None)
+        if wrong is not None:
+            raise UsageError(f"rates: {shown(wrong)} is not {RATE.means}")
 
     @property
     def steps(self) -> int:
