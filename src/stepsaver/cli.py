@@ -1,16 +1,25 @@
 """`stepsaver`: finds the commands, runs one, and turns what a user got wrong into one line and exit code 2."""
 
 import argparse
+import logging
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from io import TextIOWrapper
 from pkgutil import iter_modules
 from typing import NoReturn
 
 from stepsaver import commands
 from stepsaver.engine.errors import UsageError
 
-DONE, CHECK_FAILED, WRONG_USE = 0, 1, 2
+DONE, CHECK_FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+LONGEST_MESSAGE = 1000
+NOTHING_KEPT = "nothing was written"  # where a command does not say what a stop leaves (`WHEN_STOPPED`)
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -18,6 +27,18 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+class Terminated(BaseException):
+    """Somebody, or a cluster, has asked the process to end."""
+
+
+class OwnNotes(logging.Handler):
+    """What this package has to say beside its results. Libraries' loggers without handlers of their own end here."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("stepsaver.") and record.levelno >= logging.WARNING:
+            print(f"note: {record.getMessage()}", file=sys.stderr)
 
 
 def build_parser(command_name: str | None) -> argparse.ArgumentParser:
@@ -29,7 +50,7 @@ def build_parser(command_name: str | None) -> argparse.ArgumentParser:
         sub = chosen.add_parser(module, help=command.HELP, description=command.HELP)
         if module == command_name:
             command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, when_stopped=getattr(command, "WHEN_STOPPED", NOTHING_KEPT))
     return parser
 
 
@@ -44,18 +65,80 @@ def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Nam
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    when_stopped = NOTHING_KEPT
     try:
-        given = sys.argv[1:] if arguments is None else list(arguments)
-        named = next((each for each in given if not each.startswith("-")), None)
-        options = parse(build_parser(named), given)
-        code: int = options.run(options)
+        with _terminable(), _quiet_libraries():
+            given = sys.argv[1:] if arguments is None else list(arguments)
+            named = next((each for each in given if not each.startswith("-")), None)
+            options = parse(build_parser(named), given)
+            when_stopped = options.when_stopped
+            code: int = options.run(options)
+            return code
     except UsageError as error:
-        print(f"stepsaver: {' '.join(str(error).split())}", file=sys.stderr)
-        return WRONG_USE
+        return _complain(str(error), WRONG_USE)
+    except KeyboardInterrupt:
+        return _complain(f"stopped; {when_stopped}", INTERRUPTED)
+    except Terminated:
+        return _complain(f"terminated; {when_stopped}", TERMINATED)
     except BrokenPipeError:  # the reader of our output has gone, as in `stepsaver ... | head`
         sys.stderr.close()
         return DONE
+    except OSError as error:  # of a file or a folder that is not what it should be; the system says why
+        return _complain(f"{error.filename or 'the system'}: {error.strerror or error}", WRONG_USE)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _complain(f"not enough memory; smaller batches, blocks or texts need less ({error})", WRONG_USE)
+
+
+def _complain(message: str, code: int) -> int:
+    """One line, whatever the message quotes: what would move a terminal's cursor is shown instead."""
+    line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(message.split()))
+    line = line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}..."
+    print(f"stepsaver: {line}", file=sys.stderr)
     return code
+
+
+def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Torch has a class of its own for a GPU, and a plain RuntimeError for the CPU."""
+    is_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError) or is_torch
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A request to end (SIGTERM) unwinds like Ctrl-C. Only a main thread can arrange that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(*_: object) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Keeps what libraries remark from the user's terminal, unless `python -W` or PYTHONWARNINGS asks for it."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows few characters is no reason to fail
+    if sys.warnoptions:
+        yield
+        return
+    for library in ("TRANSFORMERS", "DATASETS", "HF_HUB"):
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")
+    before, logging.lastResort = logging.lastResort, OwnNotes()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.lastResort = before
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """The options that commands on an experiment share, and what they choose."""
 
 import argparse
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
+
+TASK_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")  # it becomes the name of a folder
+MOST_SAMPLES = 1 << 30
 
 if TYPE_CHECKING:
     from stepsaver.bench.spec import Experiment
@@ -55,9 +59,13 @@ def choose(options: argparse.Namespace, name: str | None = None) -> Chosen:
 
 
 def chosen_tasks(options: argparse.Namespace, experiment: "Experiment") -> tuple[str, ...]:
-    if options.limit is not None and options.limit < 1:
-        raise UsageError(f"limit {options.limit} is not positive")
-    return tuple(options.task or experiment.spec.tasks)
+    if options.limit is not None and not 1 <= options.limit <= MOST_SAMPLES:
+        raise UsageError(f"limit {shown(options.limit)} is not positive, or above {MOST_SAMPLES}")
+    tasks = tuple(options.task or experiment.spec.tasks)
+    wrong = next((task for task in tasks if not TASK_NAME.fullmatch(task)), None)
+    if wrong is not None:
+        raise UsageError(f"{shown(wrong)} is no name of a task; letters, digits, and any of _ . + -")
+    return tasks
 
 
 def nothing_there(experiment: "Experiment", folders: Iterable[str]) -> UsageError:

@@ -5,20 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} line {number} is not JSON: {error}") from None
         if not isinstance(entry, dict):
             raise UsageError(f"{path} line {number} is not an object")
@@ -37,4 +37,13 @@ def text_of(entry: dict[str, Any], field: str, place: str) -> str:
     text = entry.get(field)
     if not isinstance(text, str):
         raise UsageError(f'{place}: expected {{"{field}": "text"}}')
+    return checked_text(text, place)
+
+
+def checked_text(text: str, place: str) -> str:
+    """A text, if it is one: half of a pair of surrogates, or bytes that are not UTF-8, cannot be encoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{place}: character {error.start} is not valid Unicode: {shown(text[error.start])}") from None
     return text

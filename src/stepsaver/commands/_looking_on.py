@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from stepsaver.commands._outputs import check_output_file
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from stepsaver.evaluation.open_model import OpenModel
     from stepsaver.report.watch import Watch
 
+MOST_SECONDS = 3600  # that a step is shown
 OnStep = Callable[["StepEvent"], None]
 TokenText = Callable[[int], str]
 
@@ -53,12 +55,11 @@ def check_looking_on(options: argparse.Namespace, opened: "OpenModel") -> "tuple
     """Says before the weights are read what would fail after the decode. Returns the rules of a second decode."""
     from stepsaver.engine.reuse.rule import check_rules, parse_rule
 
-    if options.watch is not None and not options.watch >= 0:
-        raise UsageError(f"--watch {options.watch}: not a number of seconds")
+    if options.watch is not None and not 0 <= options.watch <= MOST_SECONDS:
+        raise UsageError(f"--watch {options.watch}: not a number of seconds from 0 to {MOST_SECONDS}")
     if options.watch is not None and not sys.stderr.isatty():
         raise UsageError("--watch needs a terminal; --trace FILE.html writes a page instead")
-    if options.trace is not None and (options.trace.is_dir() or not options.trace.parent.is_dir()):
-        raise UsageError(f"--trace {options.trace}: no file can be written there")
+    check_output_file("--trace", options.trace)
     if not options.trace_against:
         return None
     if options.trace is None:

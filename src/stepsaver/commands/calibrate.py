@@ -5,9 +5,12 @@ import json
 from pathlib import Path
 
 from stepsaver.commands._model_options import add_model_arguments, build_engine, open_chosen_model
+from stepsaver.commands._outputs import check_output_file
 from stepsaver.commands.generate import add_prompt_arguments, read_prompts
 from stepsaver.engine.errors import UsageError
 
+MOST_AGE = 4096  # steps: no block has more
+PICTURES = (".png", ".pdf", ".svg")
 HELP = "drift per layer, age and kind of row"
 
 
@@ -21,16 +24,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.calibration import calibrate
+    from stepsaver.engine.sampling import NonFiniteLogits
     from stepsaver.report.heat_map import write_heat_map
 
-    if options.max_age < 1:
-        raise UsageError(f"max age {options.max_age} is not positive")
+    if not 1 <= options.max_age <= MOST_AGE:
+        raise UsageError(f"max age {options.max_age} is not a number of steps from 1 to {MOST_AGE}")
     if options.rule:
         raise UsageError("calibrate measures drift without reuse; leave --rule out")
+    check_output_file("--heat-map", options.heat_map, PICTURES)
     opened = open_chosen_model(options)
     prompts = read_prompts(options, opened)
     engine = build_engine(options, opened)
-    document = calibrate(engine, prompts, max_new_tokens=options.max_new_tokens, max_age=options.max_age)
+    try:
+        document = calibrate(engine, prompts, max_new_tokens=options.max_new_tokens, max_age=options.max_age)
+    except NonFiniteLogits as error:
+        raise UsageError(f"{options.model}: {error}") from None
     if options.heat_map:
         write_heat_map(document, options.heat_map)
     if options.json:

@@ -30,7 +30,7 @@ from stepsaver.commands._model_options import (
 )
 from stepsaver.commands._progress import progress
 from stepsaver.engine.defaults import NEW_TOKENS
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from stepsaver.engine.engine import Completion, Engine, Prompt
@@ -151,7 +151,7 @@ def _entries(options: argparse.Namespace) -> Iterator[tuple[int, dict[str, Any]]
         try:
             yield 1, {"ids": [int(token) for token in options.prompt.replace(",", " ").split()]}
         except ValueError:
-            raise UsageError(f"--prompt {options.prompt!r} is not a list of token ids") from None
+            raise UsageError(f"--prompt {shown(options.prompt)} is not a list of token ids") from None
     else:
         yield 1, {"prompt": options.prompt}
 
@@ -182,10 +182,15 @@ def _sample(completion: "Completion", tokenizer: "TextTokenizer | None") -> dict
     return sample
 
 
+def for_terminal(text: str) -> str:
+    """A model's text with its control characters shown: a terminal would obey them."""
+    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
+
+
 def _print_texts(completions: "list[Completion]", trace: "Trace", tokenizer: "TextTokenizer | None") -> None:
     for completion in completions:
         text = " ".join(map(str, completion.ids)) if tokenizer is None else tokenizer.decode(completion.ids)
-        print(text)
+        print(for_terminal(text) if sys.stdout.isatty() else text)
     figures = throughput(trace, tokens_generated=trace.tokens_generated)
     print(
         f"{figures['tokens_generated']} tokens in {figures['decode_seconds']:.2f} s"

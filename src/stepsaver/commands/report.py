@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepsaver.commands._experiment_options import cell_folder, chosen_tasks, nothing_there, with_decoding
 from stepsaver.commands._model_options import add_checkpoint_arguments
+from stepsaver.commands._outputs import check_output_file, check_output_folder
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from stepsaver.report.experiment_page import TraceLink
     from stepsaver.report.published_numbers import PublishedNumbers
 
+WHEN_STOPPED = "no file is half written; the same command starts again"
 HELP = "the page, tables and figures of an experiment; without a name, of all experiments"
 
 
@@ -60,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _report_one(options: argparse.Namespace) -> int:
     from stepsaver.bench.experiments import find_experiment, results_folder
+    from stepsaver.evaluation.local_data import require_folder
     from stepsaver.report.artifacts import save_artifacts
     from stepsaver.report.comparison import find_other
     from stepsaver.report.paper_figures import write_paper_figures
@@ -68,6 +71,12 @@ def _report_one(options: argparse.Namespace) -> int:
     if options.trace_samples is not None and options.trace_samples < 1:
         raise UsageError(f"--trace-samples {options.trace_samples} is not positive")
     experiment = find_experiment(options.experiment)
+    page = options.html or experiment.folder / "report.html"
+    check_output_file("--html", page)
+    check_output_file("--csv", options.csv)
+    check_output_folder("--figures", options.figures)
+    if options.data_dir is not None:
+        require_folder(options.data_dir)
     results = results_folder(experiment, options.model or experiment.spec.model)
     published = _published(options, experiment)
     other = find_other(experiment, results, options.compare) if options.compare and not published else None
@@ -80,7 +89,6 @@ def _report_one(options: argparse.Namespace) -> int:
     if options.figures:
         for path in write_paper_figures(tasks, options.figures):
             print(path)
-    page = options.html or experiment.folder / "report.html"
     traces = _trace(options, experiment, tasks, page) if options.trace_samples else {}
     there = {task.summaries[0]["task"] for task in tasks}
     write_report(
@@ -162,8 +170,6 @@ def write_report(
 def _write(path: Path, content: str) -> None:
     from stepsaver.bench.durable import write_beside
 
-    if not path.parent.is_dir():
-        raise UsageError(f"no folder {path.parent} to write {path.name} to")
     write_beside(path, content)
     print(path)
 
@@ -198,9 +204,11 @@ def _report_all(options: argparse.Namespace) -> int:
     given = [f"--{name.replace('_', '-')}" for name in single if getattr(options, name)]
     if given:
         raise UsageError(f"{given[0]} needs the name of an experiment")
-    overview = read_overview(limit=options.limit, tasks=options.task, model=options.model)
     folder = experiments_folder()
-    _write(options.html or folder / "report.html", overview_page(overview))
+    page = options.html or folder / "report.html"
+    check_output_file("--html", page)
+    overview = read_overview(limit=options.limit, tasks=options.task, model=options.model)
+    _write(page, overview_page(overview))
     _write(folder / "RESULTS.md", results_document(overview))
     _write(folder / "STATUS.md", status_document(overview))
     return 0

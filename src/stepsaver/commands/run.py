@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stepsaver.bench.run import RunOptions
     from stepsaver.bench.spec import Resources
 
+WHEN_STOPPED = "every finished chunk is stored, and the same command goes on from there"
 HELP = "run what is missing of an experiment"
 RESOURCES = {"partition": str, "account": str, "gres": str, "minutes": int, "cpus": int, "memory_gb": int}
 COUNTED = ("minutes", "cpus", "memory_gb", "shards")
@@ -106,6 +107,7 @@ def _resources(options: argparse.Namespace, stored: "Resources") -> "Resources":
 
 def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
     from stepsaver.bench.run import RunOptions
+    from stepsaver.evaluation.local_data import require_folder
 
     experiment = chosen.experiment
     return RunOptions(
@@ -115,7 +117,7 @@ def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
         limit=options.limit,
         force=options.force,
         repeat_disturbed=options.repeat_disturbed,
-        data_dir=options.data_dir and options.data_dir.resolve(),
+        data_dir=options.data_dir and require_folder(options.data_dir).resolve(),
         confirm_run_unsafe_code=options.confirm_run_unsafe_code,
     )
 

@@ -2,12 +2,13 @@
 
 import argparse
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepsaver.engine.defaults import WEIGHTS
-from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.errors import UsageError, shown, unknown_name
 
 if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
     from stepsaver.bench.limit import StepTime
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
 HELP = "speed of this machine: tokens/s, efficiency, and the share of the machine's limit"
 SHAPES = ("135M", "0.5B")  # the larger ones take minutes
 BATCH_SIZES = (1, 8)
+MOST_BATCH, MOST_REPEATS, MOST_NEW_TOKENS = 1024, 100, 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +61,13 @@ def run(options: argparse.Namespace) -> int:
         if shape not in KNOWN:
             raise unknown_name("shape", shape, KNOWN)
     batches = options.batch_size or BATCH_SIZES
-    if min(batches) < 1 or options.repeats < 1 or options.new_tokens < 1:
-        raise UsageError("batch sizes, repeats and new tokens are positive numbers")
+    for batch in batches:
+        _check_count("--batch-size", batch, MOST_BATCH)
+    _check_count("--repeats", options.repeats, MOST_REPEATS)
+    _check_count("--new-tokens", options.new_tokens, MOST_NEW_TOKENS)
     check_weights(options.weights, torch.float32, torch.device("cpu"))
-    if options.threads:
+    if options.threads is not None:
+        _check_count("--threads", options.threads, os.cpu_count() or 1)
         torch.set_num_threads(options.threads)
     machine = measure_machine()
     document: dict[str, Any] = {
@@ -114,6 +119,11 @@ def _measure_rows(model: "Transformer", options: argparse.Namespace) -> dict[str
         shown = [(str(rows), *(f"{1000 * each:.3g}" for each in seconds)) for rows, *seconds in costs_rows(costs)]
         print(plain_table(shown, COLUMNS), flush=True)
     return costs.as_json() | {"forward_rows": costs.forward_rows}
+
+
+def _check_count(option: str, given: int, most: int) -> None:
+    if not 1 <= given <= most:
+        raise UsageError(f"{option} {shown(given)} is not from 1 to {most}")
 
 
 def _as_json(value: Any) -> dict[str, float]:

@@ -1,0 +1,87 @@
+"""What a command will write is tried before it starts, and what it shows cannot steer a terminal."""
+
+from pathlib import Path
+
+import pytest
+
+from stepsaver.cli import main
+from stepsaver.commands.generate import for_terminal
+from tests.conftest import GOLDEN
+
+PROMPT = ["--model", str(GOLDEN), "--ids", "--prompt", "5 6 7", "--max-new-tokens", "4"]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["generate", *PROMPT, "--trace", "/proc/trace.html"], "--trace /proc/trace.html: no file can be written"),
+        (["generate", *PROMPT, "--trace", "{tmp}"], "no file can be written there (Is a directory)"),
+        (["generate", *PROMPT, "--trace", "{tmp}/none/x.html"], "no file can be written there"),
+        (["generate", *PROMPT, "--trace", "{tmp}/" + "x" * 300], "no file can be written there (File name too long)"),
+        (["calibrate", *PROMPT, "--heat-map", "/"], "--heat-map /: the name ends in none of .png"),
+        (["calibrate", *PROMPT, "--heat-map", "/proc/x.png"], "no file can be written there"),
+        (["report", "00_baseline", "--csv", "/proc/x.csv"], "--csv /proc/x.csv: no file can be written there"),
+        (["report", "00_baseline", "--figures", "/proc/figures"], "--figures /proc/figures: no file can be written"),
+        (["report", "00_baseline", "--html", "/proc/x.html"], "--html /proc/x.html: no file can be written there"),
+        (["report", "--html", "/proc/x.html"], "--html /proc/x.html: no file can be written there"),
+    ],
+)
+def test_places_that_refuse_a_file_are_named_before_the_work(
+    command: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for work in (
+        "evaluation.open_model.load_model",
+        "report.reading.read_stored_task",
+        "report.overview.read_overview",
+    ):
+        monkeypatch.setattr(f"stepsaver.{work}", None)
+    assert main([argument.replace("{tmp}", str(tmp_path)) for argument in command]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_cannot_steer_a_terminal() -> None:
+    assert for_terminal("a\x1b[2Jb\x07\r\x9bc\u202e\td\né") == "a\\x1b[2Jb\\x07\\r\\x9bc\\u202e\td\né"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--temperature", "nan"], "temperature nan is not a number from 0 on"),
+        (["--temperature", "inf"], "temperature inf"),
+        (["--seed", str(1 << 63)], "no number of 64 bits"),
+        (["--device", "xpu"], "device 'xpu' is not supported"),
+        (["--device", "meta"], "device 'meta' is not supported"),
+        (["--device", "cuda:99"], "not available"),
+        (["--device", "cpu:7"], "not available"),
+        (["--block-size", "10000000"], "block size 10000000 is not from 1 to 4096"),
+        (["--watch", "nan"], "--watch nan"),
+        (["--rule", "x" * 1000], "unknown rule 'xxxx"),
+    ],
+)
+def test_impossible_options_are_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", *PROMPT, *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert len(error) < 1100
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "1000000"])
+def test_impossible_numbers_of_threads_are_refused(threads: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["speed", "--threads", threads]) == 2
+    assert f"--threads {threads} is not from 1 to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b'{"prompt": "\\ud800"}', b'{"prompt": "\xff"}', b"[" * 100_000])
+def test_prompts_that_are_no_text_are_named(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(content)
+    assert main(["generate", "--model", "embedded", "--prompts", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert str(file) in error
+    assert error.count("\n") == 1
