@@ -1,0 +1,99 @@
+"""A small folder with one of everything that the commands read: a model, prompts, documents, results, a training."""
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.evaluation.tiny_folder import write_model_folder
+from tests.fuzz.command_process import CODE, OUTPUTS, Outcome, run_commands
+
+EXPERIMENT = """\
+question: Does it hold?
+tasks: [mini_ifeval]
+configs:
+  - name: baseline
+  - {name: other, rules: ["layer_reuse:k=3,layers=0,mode=output"]}
+baseline: baseline
+model: model
+batch_size: 2
+chunk_samples: 2
+decoding: {sub_block_size: 4, max_new_tokens: 8}
+success:
+  confirm_if: {speed_up: "> 1.2", drop_points: "< 5"}
+  reject_if: {speed_up: "< 1.05", drop_points: "> 20"}
+"""
+RUN = ["run", "tiny", "--limit", "2"]
+CELLS = Path("experiments/tiny/results/mini_ifeval_limit_2")
+DOCUMENTS = [
+    {"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in range(6)
+]  # of GSM8K's form
+JOB = {"job": "1", "shards": 1, "results": "x", "tasks": ["mini_ifeval"], "limit": 2}
+TRAIN = [
+    "train", "--out", "training", "--layers", "2", "--hidden", "16", "--heads", "2", "--mlp", "16",
+    "--autoregressive-steps", "1", "--joint-steps", "1", "--autoregressive-units", "12", "--joint-units", "24",
+    "--threads", "1", "--no-compile", "--until", "1",
+]  # fmt: skip
+
+FOLDER = "a folder"  # in place of a file
+Spoiled = dict[str, bytes | str | None]  # by path: new content, FOLDER, or None for nothing
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of a call, and what it finds in its folder instead of what belongs there."""
+
+    arguments: list[str]
+    files: Spoiled = field(default_factory=dict)
+
+
+def write_workspace(folder: Path) -> Path:
+    write_model_folder(folder / "model")
+    experiment = folder / "experiments" / "tiny"
+    experiment.mkdir(parents=True)
+    (experiment / "experiment.yaml").write_text(EXPERIMENT, encoding="utf-8")
+    (experiment / "logs").mkdir()
+    _write_lines(experiment / "logs" / "jobs.jsonl", [JOB])
+    _write_lines(folder / "prompts.jsonl", [{"prompt": "Say a word."}, {"prompt": "b", "id": "2"}])
+    _write_lines(folder / "ids.jsonl", [{"ids": [5, 6, 7]}, {"ids": [9]}])
+    _write_lines(folder / "requests.jsonl", [{"context": "a b", "continuation": " c"}])
+    (folder / "data").mkdir()
+    for split in ("train", "test"):
+        _write_lines(folder / "data" / f"gsm8k_{split}.jsonl", DOCUMENTS)
+    for arguments in (RUN, TRAIN):
+        [done] = run_commands([(arguments, folder)])
+        assert done.code in (0, 1), done
+    for name in (*OUTPUTS, CODE):
+        (folder / name).unlink()
+    return folder
+
+
+def _write_lines(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def run_cases(cases: list[Case], workspace: Path) -> list[Outcome]:
+    """Runs each case in a copy of the workspace. After one that ends the process no other is run."""
+    with TemporaryDirectory(prefix="fuzz-") as parent:
+        folders = [Path(parent) / str(number) / "here" for number in range(len(cases))]
+        for case, folder in zip(cases, folders, strict=True):
+            shutil.copytree(workspace, folder)
+            _spoil(folder, case.files)
+        return run_commands([(case.arguments, folder) for case, folder in zip(cases, folders, strict=True)])
+
+
+def _spoil(folder: Path, files: Spoiled) -> None:
+    for name, content in files.items():
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        if content is None:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            path.mkdir()
