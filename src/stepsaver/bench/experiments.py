@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stepsaver.bench.spec import FILE, Experiment, read_experiment
-from stepsaver.bench.store import SUMMARY
-from stepsaver.bench.stored_summary import read_summary
+from stepsaver.bench.store import SUMMARY, read_summary
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.models.config import read_config
 from stepsaver.evaluation.model_source import resolve_model

@@ -67,7 +67,7 @@ def job_states(logs: Path) -> list[JobState]:
             each["shards"],
             Path(each["results"]),
             each["tasks"],
-            each["limit"],
+            each.get("limit"),
             None if queue is None else dict(queue.get(each["job"], {})),
         )
         for each in entries

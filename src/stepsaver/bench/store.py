@@ -21,6 +21,7 @@ from stepsaver.bench.chain import document_holds, first_line, is_unsealed, last_
 from stepsaver.bench.durable import append_synced, cannot_write, write_beside
 from stepsaver.bench.identity import differing_parts
 from stepsaver.bench.stored_files import StoredFile, Timing, faults, read_chunks, read_file, read_timings
+from stepsaver.bench.summary_types import is_summary
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord, record_to_json
 
@@ -258,9 +259,15 @@ def _write_document(path: Path, content: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """None if there is none, or something else."""
+    content = read_json(path)
+    return content if is_summary(content) else None
 
 
 @contextmanager

@@ -76,8 +76,7 @@ def _states(chosen: Chosen, folder: str) -> dict[str, dict[str, Any]]:
 def _state(folder: Path) -> dict[str, Any]:
     """Whether a config is done, and how many of its samples are stored, those in unmerged shards included."""
     from stepsaver.bench.shards import stored_with_shards
-    from stepsaver.bench.store import SUMMARY
-    from stepsaver.bench.stored_summary import read_summary
+    from stepsaver.bench.store import SUMMARY, read_summary
 
     cells = stored_with_shards(folder)
     samples = {(record.key.task, record.key.document) for cell in cells for record in cell.all_records}

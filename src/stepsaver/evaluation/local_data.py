@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
 
 EXTENSIONS = (".jsonl.gz", ".jsonl", ".json", ".parquet", ".csv")
 SHARD = r"(?:[-_]\d[\w-]*)?"  # `train_200`, `test-00000-of-00001`
@@ -41,6 +41,9 @@ def read_split(folder: Path, source: DataSource, split: str, *, is_evaluated: bo
     rows = [row for path in files for row in read_rows(path, columns=COLUMNS.get(source.dataset_path))]
     if not rows:
         raise UsageError(f"{files[0]} has no documents")
+    for row in rows:
+        if not isinstance(row, dict):
+            raise UsageError(f"{files[0]}: {shown(row)} is no document with named fields")
     return [_converted(source, row) for row in rows]
 
 
@@ -88,7 +91,7 @@ def read_rows(path: Path, *, columns: tuple[str, ...] | None = None) -> list[dic
         if path.suffix == ".json":
             return list(json.loads(text))
         return [json.loads(line) for line in text.split("\n") if line.strip()]
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, OSError, EOFError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
 
 

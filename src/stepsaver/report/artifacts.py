@@ -8,7 +8,7 @@ from typing import Any
 from stepsaver.bench.audit import Finding
 from stepsaver.bench.durable import write_beside
 from stepsaver.bench.spec import Experiment
-from stepsaver.bench.store import read_json
+from stepsaver.bench.store import read_summary
 from stepsaver.bench.stored_costs import read_row_costs, write_row_costs
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.cells import Details, ReportCell, ReportTask
@@ -53,7 +53,7 @@ def _line(content: dict[str, Any]) -> str:
 def read_artifacts(experiment: Experiment, results: Path, folder: str) -> ReportTask | None:
     """The task as it was saved; None if nothing was."""
     place = artifacts_folder(experiment, results) / folder
-    cells = [_read_cell(config, read_json(place / f"{config.name}.json")) for config in experiment.configs]
+    cells = [_read_cell(config, read_summary(place / f"{config.name}.json")) for config in experiment.configs]
     if not any(cell.summary for cell in cells):
         return None
     lines = (place / FINDINGS).read_text(encoding="utf-8").splitlines() if (place / FINDINGS).exists() else []

@@ -14,7 +14,7 @@ from stepsaver.bench.experiments import logs_folder
 from stepsaver.bench.jobs import job_states
 from stepsaver.bench.rates import median_rate
 from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_identity, read_json
+from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_identity, read_summary
 from stepsaver.bench.stored_costs import CostsBySession, read_row_costs
 from stepsaver.bench.verdict import Verdict, judge
 from stepsaver.engine.errors import UsageError
@@ -132,7 +132,7 @@ def _finished(
 
 def read_report_cell(config: ConfigSpec, folder: Path, documents: TaskDocuments) -> ReportCell | None:
     """A finished run that stands elsewhere, such as under `previous/`; None if that is not what is there."""
-    stored, summary = read_identity(folder), read_json(folder / SUMMARY)
+    stored, summary = read_identity(folder), read_summary(folder / SUMMARY)
     if stored is None or summary is None or summary.get("run_id") != stored["run_id"]:
         return None
     cell = read_cell(folder, stored["run_id"], with_former=True)

@@ -9,7 +9,7 @@ from stepsaver.bench.chain import document_holds, is_unsealed
 from stepsaver.bench.identity import run_id
 from stepsaver.bench.session import CACHES
 from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell, read_identity, read_json
+from stepsaver.bench.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell, read_identity, read_summary
 from stepsaver.bench.stored_files import Timing
 from stepsaver.engine import registry
 from stepsaver.engine.decode.policy import parse_policy
@@ -134,7 +134,7 @@ def read_task(experiment: Experiment, results: Path, cell_folder: str) -> Audite
 
 def _read_cell(config: ConfigSpec, folder: Path, stored: dict[str, Any]) -> AuditedCell:
     cell = read_cell(folder, stored["run_id"], with_former=True)
-    summary = read_json(folder / SUMMARY)
+    summary = read_summary(folder / SUMMARY)
     if summary is not None and summary.get("run_id") != stored["run_id"]:
         summary = None  # of another run: never read
     provenance = stored.get("provenance") or {}

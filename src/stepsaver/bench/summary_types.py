@@ -1,11 +1,10 @@
-"""`summary.json` as it is read: what does not have the kinds of values that a summary has is not one."""
+"""`summary.json` as it is read: what does not have the kinds of values that a summary has is something else."""
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from stepsaver.bench.store import read_json
+from stepsaver.engine.prediction import Predicts
 
 
 class _Part(BaseModel):
@@ -23,6 +22,8 @@ class _Throughput(_Part):
     tokens: float
     decode_seconds: float
     tokens_per_s: float | None
+    loading_seconds: float = 0.0
+    warm_up_seconds: float = 0.0
 
 
 class _Cost(_Part):
@@ -38,7 +39,35 @@ class _EvaluationParameters(_Part):
     batch_size: int
 
 
-class _Summary(_Part):
+class _Decoding(_Part):
+    block_size: int
+    sub_block_size: int
+    mask_id: int
+    stop_ids: list[int]
+    prefix_cache: bool
+    block_cache: bool
+    predicts: Predicts = "next"
+
+
+class _Identity(_Part):
+    """What a run is identified by."""
+
+    rules: list[str]
+    policy: str
+    layers: int
+    task: str
+    dtype: str
+    decoding: _Decoding
+
+
+class _Provenance(_Part):
+    git: dict[str, Any] | None = None
+    environment: dict[str, Any] | None = None
+    machine: dict[str, Any] | None = None
+    given: dict[str, Any] | None = None
+
+
+class _Summary(_Provenance):
     task: str
     config: str
     run_id: str
@@ -61,15 +90,17 @@ class _Summary(_Part):
     inert_rules: list[dict[str, str]]
     equal_to: str | None
     batch_invariance: dict[str, int]
+    identity: _Identity
+    ceiling: float | None = None
+    peak_memory_bytes: int = 0
+    beside: dict[str, float] = {}
+    groups: dict[str, Any] = {}
+    model_args: dict[str, str | None] = {}
+    gpu_info: str | None = None
+    spot_check: dict[str, Any] | None = None
 
 
-def read_summary(path: Path) -> dict[str, Any] | None:
-    """None if there is none, or something else."""
-    content = read_json(path)
-    return content if content is not None and is_summary(content) else None
-
-
-def is_summary(content: dict[str, Any]) -> bool:
+def is_summary(content: object) -> bool:
     try:
         _Summary.model_validate(content)
     except ValidationError:
