@@ -116,8 +116,8 @@ def _measure_rows(model: "Transformer", options: argparse.Namespace) -> dict[str
     costs = measure_row_costs(model, weights=options.weights)
     if not options.json:
         print(f"milliseconds by rows: {costs_text(costs)}")
-        shown = [(str(rows), *(f"{1000 * each:.3g}" for each in seconds)) for rows, *seconds in costs_rows(costs)]
-        print(plain_table(shown, COLUMNS), flush=True)
+        lines = [(str(rows), *(f"{1000 * each:.3g}" for each in seconds)) for rows, *seconds in costs_rows(costs)]
+        print(plain_table(lines, COLUMNS), flush=True)
     return costs.as_json() | {"forward_rows": costs.forward_rows}
 
 
