@@ -19,11 +19,9 @@ from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.step_counts import count_steps
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.decode.policy import parse_policy
-from stepsaver.engine.decoder import FORWARD_ROWS
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.defaults import Weights
 from stepsaver.engine.engine import Engine
-from stepsaver.engine.joins import Joins, resolve_joins
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.row_costs import RowCosts, predicted_total
 from stepsaver.engine.trace import Trace
@@ -74,8 +72,8 @@ class Session:
     row_costs: RowCosts | None = None  # of this machine, once measured; never where others share it
 
     @property
-    def forward_rows(self) -> float:
-        return self.row_costs.forward_rows if self.row_costs else FORWARD_ROWS
+    def forward_rows(self) -> float | None:
+        return self.row_costs.forward_rows if self.row_costs else None
 
     def measure_rows(self) -> RowCosts:
         """What rows take on this machine: measured once, before the first chunk."""
@@ -87,18 +85,10 @@ class Session:
     def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:
         policy = parse_policy(config.policy or experiment.spec.decoding.policy)
         caches = {name: value for name in CACHES if (value := getattr(config, name)) is not None}
-        joins = self._joins(experiment, config)
-        decoding = replace(
-            self.decoding, joins_prefill=joins.joins_prefill, joins_commits=joins.joins_commits, **caches
-        )
+        decoding = replace(self.decoding, join=config.join or experiment.spec.decoding.join, **caches)
         return Engine(
             self.model, decode=policy, reuse=config.reuse_rules(), max_batch=self.batch_size, decoding=decoding
         )
-
-    def _joins(self, experiment: Experiment, config: ConfigSpec) -> Joins:
-        join = config.join or experiment.spec.decoding.join
-        size = self.decoding.block_size
-        return resolve_joins(join, batch_size=self.batch_size, block_size=size)
 
 
 def open_session(

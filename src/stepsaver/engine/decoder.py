@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Literal, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from stepsaver.engine.base_plan import prefill_plan
 from stepsaver.engine.decoding import Decoding
 from stepsaver.engine.forward import Executed, Memory, run_step
+from stepsaver.engine.joins import Joins, resolve_joins
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import StepPlan
@@ -23,8 +24,7 @@ from stepsaver.engine.state import BlockState, Request, Sample
 from stepsaver.engine.trace import LayersRun
 from stepsaver.engine.view import StepView, step_view
 
-# What a forward costs beside its rows, in rows, where nobody has measured it: reading the weights, and every call.
-FORWARD_ROWS = 16.0
+FORWARD_ROWS = 16.0  # what a forward is taken to cost beside its rows, in rows, where nobody has measured it
 
 
 class StepEvent(NamedTuple):
@@ -86,23 +86,29 @@ class Decoder:
     rules: tuple[ReuseRule, ...]
     sampling: Sampling
     slots: int
-    forward_rows: float = FORWARD_ROWS
+    forward_rows: float | None = None  # what a forward costs beside its rows, in rows; None: nobody has measured it
     checked: bool = False  # prove before each step that nothing stale is read
     on_step: Callable[[StepEvent], None] | None = None
     finished: Callable[[list[int]], bool] | None = None
 
-    @property
-    def joins_prefill(self) -> bool:
-        return self.decoding.joins_prefill and self._can_join
+    @cached_property
+    def joins(self) -> Joins:
+        """Which steps share a forward. A block's deltas lie where those of the block before it did, so that two blocks
+        cannot run at once with them.
+        """
+        if not self.decoding.prefix_cache or self.memory.deltas is not None:
+            return Joins(prefill=False, commits=False)
+        return resolve_joins(
+            self.decoding.join,
+            forward_rows=self.forward_rows,
+            batch_size=self.slots,
+            block_size=self.decoding.block_size,
+        )
 
     @property
-    def joins_commits(self) -> bool:
-        return self.decoding.joins_commits and self._can_join
-
-    @property
-    def _can_join(self) -> bool:
-        """A block's deltas lie where those of the block before it did, so two blocks cannot run at once with them."""
-        return self.decoding.prefix_cache and self.memory.deltas is None
+    def forward_rows_share(self) -> float:
+        """What a forward costs each sample of the batch beside its rows, in rows."""
+        return (FORWARD_ROWS if self.forward_rows is None else self.forward_rows) / self.slots
 
 
 class Turn(NamedTuple):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stepsaver.engine.errors import UsageError, shown
-from stepsaver.engine.joins import Join, resolve_joins
+from stepsaver.engine.joins import Join
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import MOST_BLOCK_ROWS, ModelConfig
 from stepsaver.engine.prediction import PREDICTIONS, Prediction, Predicts
@@ -19,8 +19,7 @@ class Decoding:
     prefix_cache: bool = True
     block_cache: bool = True
     predicts: Predicts = "next"
-    joins_prefill: bool = False  # a prefill and the first step of the first block run in one forward
-    joins_commits: bool = False  # and so do a commit and the first step of the next block, whose opening is guessed
+    join: Join = "none"  # which steps share a forward; the tokens are the same
 
     @property
     def prediction(self) -> Prediction:
@@ -70,7 +69,7 @@ def resolve_decoding(
         prefix_cache,
         block_cache,
         config.predicts,
-        *resolve_joins(join),
+        join,
     )
 
 

@@ -69,7 +69,7 @@ class Denoising:
             return [self._denoise(decoder, sample, block)]
         view = view_of(decoder, block)
         turns = [_turn(decoder, sample, block, view, plan_commit(view, decoder.rules))]
-        if decoder.joins_commits:
+        if decoder.joins.commits:
             following = self._guessed_block(decoder, sample)
             turns += [] if following is None else [self._denoise(decoder, sample, following)]
         return turns
@@ -77,7 +77,7 @@ class Denoising:
     def _denoise(self, decoder: Decoder, sample: Sample, block: BlockState) -> Turn:
         view = view_of(decoder, block)
         plan = plan_step(view, decoder.rules)
-        if decoder.joins_commits and view.candidates == block.masked and not plan.is_empty:
+        if decoder.joins.commits and view.candidates == block.masked and not plan.is_empty:
             plan = plan.also_reading(opening_readers(block.size, view.prediction))
         return _turn(decoder, sample, block, view, plan)
 

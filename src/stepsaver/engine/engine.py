@@ -11,7 +11,7 @@ from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.decode.policy import DecodePolicy, Policy
 from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.decode.verified import Verified
-from stepsaver.engine.decoder import FORWARD_ROWS, Decoder, Moves, StepEvent
+from stepsaver.engine.decoder import Decoder, Moves, StepEvent
 from stepsaver.engine.decoding import Decoding, resolve_decoding
 from stepsaver.engine.defaults import BATCH_SIZE
 from stepsaver.engine.denoise import Denoising
@@ -53,8 +53,9 @@ class Engine:
     """Decodes prompts with one model and one configuration. Keeps no state between calls.
 
     `reuse` rules are applied left to right. `checked` proves before each step that nothing stale is read;
-    `observe` sees every delta that is computed. `forward_rows` is what a forward costs beside its rows, in rows, where
-    it was measured (`RowCosts.forward_rows`): verified drafts choose their length by it.
+    `observe` sees every delta that is computed.
+    `forward_rows` is what a forward costs beside its rows, in rows, where it was measured (`RowCosts.forward_rows`):
+    verified drafts choose their length by it, and `join=auto` whether commits share a forward.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Engine:
         decoding: Decoding | None = None,
         checked: bool = False,
         observe: Observe | None = None,
-        forward_rows: float = FORWARD_ROWS,
+        forward_rows: float | None = None,
     ) -> None:
         if max_batch < 1:
             raise UsageError(f"batch size {max_batch} is not positive")

@@ -9,11 +9,11 @@ GUESSED_RIGHT = 0.8  # of the tokens that open a block, before any is counted; d
 
 
 class Joins(NamedTuple):
-    joins_prefill: bool  # a prefill and the first step of the first block run in one forward
-    joins_commits: bool  # and so do a commit and the first step of the next block, whose first token is guessed
+    prefill: bool  # a prefill and the first step of the first block run in one forward
+    commits: bool  # and so do a commit and the first step of the next block, whose first token is guessed
 
 
-def resolve_joins(join: Join, *, forward_rows: float | None = None, batch_size: int = 1, block_size: int = 1) -> Joins:
+def resolve_joins(join: Join, *, forward_rows: float | None, batch_size: int, block_size: int) -> Joins:
     """`auto`: a prefill is always joined, which costs nothing. A commit is joined where a forward that is saved is
     worth more than the step that a wrong guess repeats, in rows, as this machine's costs say (`forward_rows`, what a
     forward costs beside its rows, shared by the batch); where nobody has measured them, it is not.

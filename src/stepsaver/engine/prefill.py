@@ -56,7 +56,7 @@ def prefill(decoder: Decoder, samples: list[Sample]) -> Iterator[PrefillForward]
 def _joins(decoder: Decoder, turn: Turn, shared: dict[int, list[Sample]]) -> bool:
     """Whether a sample takes its first step beside the end of its context: nothing of it may still be unknown."""
     return (
-        decoder.joins_prefill
+        decoder.joins.prefill
         and turn.step.start + len(turn.step.tokens) == len(turn.sample.context)
         and not turn.plan.reads
         and len(shared[turn.sample.slot]) == 1

@@ -86,7 +86,7 @@ class Verifying:
         span = self.policy.span
         if span == "auto":
             acceptance = round(self.drafts[sample.index].acceptance, 2)
-            span = best_span(acceptance, decoder.forward_rows / decoder.slots, size)
+            span = best_span(acceptance, decoder.forward_rows_share, size)
         return min(span, most)
 
     def _verify_steps(self, decoder: Decoder, sample: Sample, draft: Draft) -> list[Step]:
@@ -112,7 +112,7 @@ class Verifying:
             return self.policy.ahead == "always"
         whole = draft.acceptance ** len(draft.tokens)
         wasted_rows = self._span(decoder, sample, last) + 1
-        return whole * decoder.forward_rows / decoder.slots > (1 - whole) * wasted_rows
+        return whole * decoder.forward_rows_share > (1 - whole) * wasted_rows
 
     def _causal_step(self, decoder: Decoder, sample: Sample, start: int, stop: int) -> Step:
         text = [*sample.context, *sample.block.tokens.tolist()]
