@@ -95,6 +95,9 @@ def _options(command: str) -> list[argparse.Action]:
     return [each for each in chosen.choices[command]._actions if each.option_strings and each.dest not in LEFT_OUT]
 
 
+OPTIONS = {command: _options(command) for command in COMMANDS}
+
+
 @st.composite
 def option_cases(draw: st.DrawFn, workspace: Path) -> Case:
     """A call with one to three options more, or with other values."""
@@ -109,7 +112,7 @@ def option_cases(draw: st.DrawFn, workspace: Path) -> Case:
             arguments[draw(st.integers(1, len(arguments) - 1))] = draw(words)
         elif kind == 2:
             arguments.append(draw(words))
-        elif options := _options(command):
+        elif options := OPTIONS[command]:
             option = draw(st.sampled_from(options))
             arguments.append(option.option_strings[0])
             if option.nargs != 0:
@@ -291,7 +294,7 @@ def training_cases(draw: st.DrawFn, workspace: Path) -> Case:
     else:
         files["training"] = None
     for _ in range(draw(st.integers(0, 2))):
-        option = draw(st.sampled_from([each for each in _options("train") if each.nargs != 0]))
+        option = draw(st.sampled_from([each for each in OPTIONS["train"] if each.nargs != 0]))
         arguments += [option.option_strings[0], draw(st.sampled_from(WORDS) | st.integers(-9, 9).map(str))]
     return Case(arguments, files)
 

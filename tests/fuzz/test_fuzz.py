@@ -95,7 +95,7 @@ def planted_death(arguments: list[str]) -> int:
 
 
 def planted_memory(arguments: list[str]) -> int:
-    return len(bytearray(MEMORY))
+    return len(bytearray(MEMORY + (1 << 30))) and 0
 
 
 @pytest.mark.parametrize(
