@@ -32,6 +32,7 @@ def test_a_measured_profile_is_whole(costs: RowCosts) -> None:
     assert costs.whole_forward(1) > 0
     assert costs.forward_rows >= 1
     assert (costs.dtype, costs.layers, costs.threads) == ("float32", 3, torch.get_num_threads())
+    assert costs.weights == "32 bits"
 
 
 def test_what_is_timed_is_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def made_up(rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32), *, fixed: float = 1.0,
     return RowCosts(
         device="made up",
         dtype="float32",
-        weights="float32",
+        weights="32 bits",
         threads=1,
         shape="small",
         layers=LAYERS,

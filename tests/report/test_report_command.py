@@ -190,14 +190,26 @@ def test_artifacts_show_a_run_without_its_results(experiment: Path, chromium: An
     after = page_data(experiment / "report.html")["tabs"][1]
     assert block(after, "results") == block(before, "results")
     assert block(after, "subjects") == block(before, "subjects")
-    ((session, costs),) = read_row_costs(saved).items()
-    assert block(after, f"rows-{session}") == block(before, f"rows-{session}")
-    assert [row[0]["value"] for row in block(after, f"rows-{session}")["rows"]] == list(costs.rows)
     open_page(chromium, experiment / "report.html")
     chromium.execute_async_script("window.shown.then(() => arguments[0]())")
     assert "Samples are not part of the artifacts" in text(chromium, "[data-block=samples]")
     assert chromium.get_log("browser") == []
     report(experiment, "--save-artifacts", expected=2)
+
+
+def test_artifacts_keep_what_rows_take(experiment: Path) -> None:
+    report(experiment, "--save-artifacts")
+    before = page_data(experiment / "report.html")["tabs"][1]
+    folder = f"mini_mmlu_limit_{LIMIT}"
+    measured = read_row_costs(experiment / "results" / folder)
+    assert read_row_costs(experiment / "artifacts" / folder) == measured
+    shutil.rmtree(experiment / "results")
+    report(experiment)
+    after = page_data(experiment / "report.html")["tabs"][1]
+    ((session, costs),) = measured.items()
+    shown = block(after, f"rows-{session}")
+    assert shown == block(before, f"rows-{session}")
+    assert [row[0]["value"] for row in shown["rows"]] == list(costs.rows)
 
 
 def test_only_a_complete_run_becomes_artifacts(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:

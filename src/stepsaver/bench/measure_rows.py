@@ -103,13 +103,11 @@ def measure_row_costs(
     model: Transformer,
     *,
     decoding: Decoding | None = None,
-    weights: str | None = None,
     budget_seconds: float = BUDGET_SECONDS,
 ) -> RowCosts:
     """Takes the budget at most, about, and less for a small model; of a large one fewer rows are measured."""
     started = perf_counter()
     decoding, config = decoding or resolve_decoding(model.config), model.config
-    dtype = str(model.dtype).removeprefix("torch.")
     tick, sample = _tick_seconds(model, decoding)
     long = min(LONG_CONTEXT, config.max_positions)
     context_row, forward_row = _context_seconds(model, decoding, long, started + budget_seconds / 4)
@@ -122,8 +120,8 @@ def measure_row_costs(
     attention = [each / config.layers - seen for each, seen in zip(parts["attention"], attended, strict=True)]
     return RowCosts(
         device=device_name(model.device),
-        dtype=dtype,
-        weights=weights or dtype,
+        dtype=str(model.dtype).removeprefix("torch."),
+        weights=f"{8 * model.bytes_per_weight:.3g} bits",
         threads=torch.get_num_threads(),
         shape=shape_text(config),
         layers=config.layers,

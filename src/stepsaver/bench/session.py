@@ -79,7 +79,7 @@ class Session:
         """What rows take on this machine: measured once, before the first chunk."""
         assert self.is_alone, "what is measured while others run says nothing about the machine"
         if self.row_costs is None:
-            self.row_costs = measure_row_costs(self.model, decoding=self.decoding, weights=self.weights)
+            self.row_costs = measure_row_costs(self.model, decoding=self.decoding)
         return self.row_costs
 
     def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:

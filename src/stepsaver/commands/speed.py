@@ -113,7 +113,7 @@ def _measure_rows(model: "Transformer", options: argparse.Namespace) -> dict[str
     from stepsaver.report.machine_blocks import COLUMNS, costs_rows, costs_text
     from stepsaver.report.tables import plain_table
 
-    costs = measure_row_costs(model, weights=options.weights)
+    costs = measure_row_costs(model)
     if not options.json:
         print(f"milliseconds by rows: {costs_text(costs)}")
         lines = [(str(rows), *(f"{1000 * each:.3g}" for each in seconds)) for rows, *seconds in costs_rows(costs)]

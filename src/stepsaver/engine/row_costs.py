@@ -28,7 +28,7 @@ class RowCosts:
 
     device: str
     dtype: str
-    weights: str
+    weights: str  # how many bits are kept of each
     threads: int
     shape: str
     layers: int
