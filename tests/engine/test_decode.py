@@ -300,7 +300,7 @@ def test_wrong_requests_are_refused_before_decoding(tiny_model: Transformer, arg
     [
         ({"sub_block_size": 3}, "does not divide"),
         ({"sub_block_size": 0}, "does not divide"),
-        ({"block_size": 0}, "not positive"),
+        ({"block_size": 0}, "block size 0 is not from 1"),
         ({"mask_id": 61}, "mask id 61"),
         ({"stop_ids": (99,)}, "stop id 99"),
     ],

@@ -159,7 +159,7 @@ class DecodingSpec(WithPolicy):
     mask_id: int | None = Field(default=None, ge=0)
     prefix_cache: bool = Decoding.prefix_cache
     block_cache: bool = Decoding.block_cache
-    join: Join = "auto"
+    join: Join = "none"  # nothing that a run does is left to a timing
     max_new_tokens: int = Field(default=NEW_TOKENS, ge=1, le=MOST_COUNT)  # where a task sets no limit
 
 
