@@ -28,24 +28,14 @@ class Segment(NamedTuple):
     start: int
     stop: int
     slot: int
-    lengths: Index  # ascending
+    first: int  # rows that the first query sees
+    length: int  # rows that the last one sees, which are the most
+    growth: int | None  # how many more each sees than the one before it; None: it differs
+    lengths: Index | None = None  # of each query, if they differ
 
     @property
     def rows(self) -> int:
         return self.stop - self.start
-
-    @property
-    def length(self) -> int:
-        """The most rows that a query sees."""
-        return int(self.lengths[-1])
-
-    @property
-    def growth(self) -> int | None:
-        """How many more rows each query sees than the one before it, if it is always as many."""
-        steps = np.diff(self.lengths)
-        if not steps.any():
-            return 0
-        return int(steps[0]) if (steps == steps[0]).all() else None
 
 
 class Alone(NamedTuple):
@@ -89,7 +79,7 @@ def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attendi
         assert each.length <= cache.capacity
         growth = each.growth
         if growth is not None and cache.kernel_attends(each.length):
-            by_kernel.append((each.start, each.stop, each.slot, int(each.lengths[0]), growth))
+            by_kernel.append((each.start, each.stop, each.slot, each.first, growth))
         elif growth == 0:
             turn = turns[each.slot] = turns.get(each.slot, 0) + 1
             groups.setdefault((turn, each.rows > FEW_ROWS, each.length.bit_length() // 2), []).append(each)
@@ -106,7 +96,7 @@ def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attendi
 
 def _alone(segment: Segment, device: torch.device) -> Alone:
     mask = None
-    if segment.growth != 0:
+    if segment.lengths is not None:
         seen = np.arange(segment.length) < segment.lengths[:, None]
         mask = torch.from_numpy(seen).to(device, non_blocking=True)
     return Alone(slice(segment.start, segment.stop), segment.slot, segment.length, mask)

@@ -175,9 +175,18 @@ def _segments(steps: Sequence[Step], queries: list[Rows]) -> list[Segment]:
     for step, rows in zip(steps, queries, strict=True):
         count = rows.bit_count()
         if count:
-            segments.append(Segment(start, start + count, step.slot, step.lengths(rows)))
+            segments.append(_segment(step, rows, start, start + count))
         start += count
     return segments
+
+
+def _segment(step: Step, rows: Rows, start: int, stop: int) -> Segment:
+    if step.seen - step.start <= step.block_size:  # one block: all see everything
+        return Segment(start, stop, step.slot, step.seen, step.seen, 0)
+    lengths = step.lengths(rows)
+    growths = set(np.diff(lengths).tolist())
+    growth = None if len(growths) > 1 else growths.pop() if growths else 0
+    return Segment(start, stop, step.slot, int(lengths[0]), int(lengths[-1]), growth, lengths if growth != 0 else None)
 
 
 def _tensor(array: Index, device: torch.device) -> Tensor:

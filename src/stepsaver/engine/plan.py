@@ -6,7 +6,7 @@ layer only the rows whose logits are read go on after the keys and values. What 
 `base_plan.py`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
@@ -57,9 +57,17 @@ class StepPlan:
                 is_subset(mine.attention, theirs.attention)
                 and is_subset(mine.keys_values, theirs.keys_values)
                 and is_subset(mine.mlp, theirs.mlp)
-                for mine, theirs in set(zip(self.layers, other.layers, strict=True))  # few of them differ
+                for mine, theirs in self._layers_beside(other)
             )
         )
+
+    def _layers_beside(self, other: "StepPlan") -> Iterable[tuple[LayerRows, LayerRows]]:
+        """This plan's layers with the other one's: run by run where they have the same runs, as most plans have."""
+        if len(self.runs) == len(other.runs) and all(
+            mine.last == theirs.last for mine, theirs in zip(self.runs, other.runs, strict=True)
+        ):
+            return ((mine.rows, theirs.rows) for mine, theirs in zip(self.runs, other.runs, strict=True))
+        return set(zip(self.layers, other.layers, strict=True))
 
     def __str__(self) -> str:
         if self.is_empty:

@@ -67,20 +67,18 @@ class Plain:
 
 
 class Packed:
-    """A float32 weight in oneDNN's layout, which cannot be cut: slices are packed apart, and joined when all are asked
-    for (25 us a call, where a second copy of the whole would cost its memory).
+    """A float32 weight in oneDNN's layout, which cannot be cut: a slice is cut from the product of the whole.
+
+    Slices packed apart would be a second copy, or two calls where all rows are asked for, as in almost every layer.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) -> None:
-        whole = (0, weight.shape[0])
-        apart = tuple(slices) or (whole,)
-        pieces = {rows: (pack(weight[slice(*rows)]), _of(bias, rows)) for rows in apart}
-        self.by_rows = {rows: [piece] for rows, piece in pieces.items()} | {whole: list(pieces.values())}
+        self.whole = (0, weight.shape[0])
+        self.packed, self.bias = pack(weight), bias
 
     def project(self, x: Tensor, rows: Slice) -> Tensor:
-        pieces = self.by_rows[rows]
-        results = [multiply_packed(x, *piece) for piece in pieces]
-        return results[0] if len(results) == 1 else torch.cat(results, -1)
+        product = multiply_packed(x, self.packed, self.bias)
+        return product if rows == self.whole else product[:, slice(*rows)].contiguous()
 
 
 class Piece(NamedTuple):
