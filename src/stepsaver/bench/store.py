@@ -21,7 +21,7 @@ from stepsaver.bench.chain import document_holds, first_line, is_unsealed, last_
 from stepsaver.bench.durable import append_synced, cannot_write, write_beside
 from stepsaver.bench.identity import differing_parts
 from stepsaver.bench.stored_files import StoredFile, Timing, faults, read_chunks, read_file, read_timings
-from stepsaver.bench.summary_types import is_summary
+from stepsaver.bench.stored_types import is_summary
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord, record_to_json
 

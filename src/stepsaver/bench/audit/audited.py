@@ -11,6 +11,7 @@ from stepsaver.bench.session import CACHES
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell, read_identity, read_summary
 from stepsaver.bench.stored_files import Timing
+from stepsaver.bench.stored_types import is_run
 from stepsaver.engine import registry
 from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.prediction import PREDICTIONS
@@ -125,7 +126,7 @@ def read_task(experiment: Experiment, results: Path, cell_folder: str) -> Audite
     for config in experiment.configs:
         folder = results / cell_folder / config.name
         stored = read_identity(folder)
-        if stored is not None:
+        if stored is not None and is_run(stored):
             cells.append(_read_cell(config, folder, stored))
         elif any((folder / name).exists() for name in (SAMPLES, TRACE, SUMMARY)):
             unidentified.append(config.name)

@@ -1,10 +1,12 @@
-"""`summary.json` as it is read: what does not have the kinds of values that a summary has is something else."""
+"""`summary.json` and `run.json` as they are read: what has not the kinds of values that they have is something else."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stepsaver.engine.prediction import Predicts
+
+Interval = Annotated[list[float], Field(min_length=3, max_length=3)]  # value, low, high
 
 
 class _Part(BaseModel):
@@ -12,7 +14,7 @@ class _Part(BaseModel):
 
 
 class _Paired(_Part):
-    drop_points: list[float]
+    drop_points: Interval
     lost: int
     won: int
     mcnemar_p: float
@@ -24,6 +26,12 @@ class _Throughput(_Part):
     tokens_per_s: float | None
     loading_seconds: float = 0.0
     warm_up_seconds: float = 0.0
+
+
+class _TimedAgain(_Part):
+    chunk: int
+    seconds: float
+    seconds_before: float
 
 
 class _Cost(_Part):
@@ -67,6 +75,12 @@ class _Provenance(_Part):
     given: dict[str, Any] | None = None
 
 
+class _Run(_Part):
+    run_id: str
+    identity: _Identity
+    provenance: _Provenance | None = None
+
+
 class _Summary(_Provenance):
     task: str
     config: str
@@ -74,11 +88,11 @@ class _Summary(_Provenance):
     timestamp: str
     accuracy: float
     accuracy_metric: str
-    accuracy_interval: list[float]
+    accuracy_interval: Annotated[list[float], Field(min_length=2, max_length=2)]
     samples: int
     is_baseline: bool
     paired: _Paired
-    speed_up: dict[str, list[float]]
+    speed_up: dict[str, Interval]
     speed_up_chunks: int
     chunks: int
     chunks_not_comparable: int
@@ -91,6 +105,12 @@ class _Summary(_Provenance):
     equal_to: str | None
     batch_invariance: dict[str, int]
     identity: _Identity
+    rate: Interval | None = None
+    predicted_here: float | None = None
+    baseline: str | None = None
+    timed_again: list[_TimedAgain] = []
+    disturbed_chunks: list[int] = []
+    made_of: dict[str, str] = {}
     ceiling: float | None = None
     peak_memory_bytes: int = 0
     beside: dict[str, float] = {}
@@ -101,8 +121,16 @@ class _Summary(_Provenance):
 
 
 def is_summary(content: object) -> bool:
+    return _holds(_Summary, content)
+
+
+def is_run(content: object) -> bool:
+    return _holds(_Run, content)
+
+
+def _holds(kind: type[_Part], content: object) -> bool:
     try:
-        _Summary.model_validate(content)
+        kind.model_validate(content)
     except ValidationError:
         return False
     return True
