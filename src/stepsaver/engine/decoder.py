@@ -62,10 +62,6 @@ class Moves(Protocol):
         """A sample with its slot, its context still to be prefilled."""
         ...
 
-    def open_block(self, decoder: "Decoder", sample: Sample, proposed: Proposals) -> None:
-        """Starts the block after a context that predicts its first token."""
-        ...
-
     def turns(self, decoder: "Decoder", sample: Sample) -> list["Turn"]:
         """What the sample does in the next forward."""
         ...

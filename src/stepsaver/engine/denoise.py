@@ -59,9 +59,6 @@ class Denoising:
     def join(self, decoder: Decoder, index: int, request: Request, slot: int) -> Sample:
         return join_in_blocks(decoder, index, request, slot)
 
-    def open_block(self, decoder: Decoder, sample: Sample, proposed: Proposals) -> None:
-        open_block(decoder, sample, proposed)
-
     def turns(self, decoder: Decoder, sample: Sample) -> list[Turn]:
         """A denoising step, or the commit of a block without rows to reveal, maybe with the next block's first step."""
         block = sample.block

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, get_args
 Join = Literal["auto", "none", "prefill", "commit", "all"]
 JOINS: tuple[Join, ...] = get_args(Join)
 
-GUESSED_RIGHT = 0.8  # of the tokens that open a block, before any is counted; docs/findings.md has what was counted
+GUESSED_RIGHT = 0.8  # of the tokens that open a block: a careful share, the embedded model guessed 301 of 310
 
 
 class Joins(NamedTuple):

@@ -9,6 +9,7 @@ import numpy as np
 
 from stepsaver.engine.base_plan import prefill_plan
 from stepsaver.engine.decoder import Decoder, Execution, Outcome, Turn, execute, targets_of
+from stepsaver.engine.denoise import open_block
 from stepsaver.engine.packing import Step
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import Sample
@@ -85,7 +86,7 @@ def _hand_on(decoder: Decoder, samples: list[Sample], proposed: Proposals) -> No
         if len(proposed.tokens):
             own = len(sample.request.writer.targets(position))
             scores = proposed.target_scores[0][used : used + own]
-            decoder.moves.open_block(decoder, sample, Proposals(proposed.tokens, proposed.confidence, [scores]))
+            open_block(decoder, sample, Proposals(proposed.tokens, proposed.confidence, [scores]))
             used += own
 
 

@@ -10,7 +10,7 @@ from stepsaver.engine.base_plan import commit_plan, prefill_plan
 from stepsaver.engine.checks import assert_verified, stamp_positions
 from stepsaver.engine.decode.verified import Verified
 from stepsaver.engine.decoder import Decoder, Outcome, StepEvent, Turn
-from stepsaver.engine.denoise import begin_block, commit, join_in_blocks, open_block
+from stepsaver.engine.denoise import begin_block, commit, join_in_blocks
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import Kind, StepPlan, whole_plan
 from stepsaver.engine.rows import NO_ROWS, Rows, rows_between
@@ -52,9 +52,6 @@ class Verifying:
             draft.stamps = np.full(request.end + decoder.decoding.block_size, NEVER)
             draft.stamps[: draft.verified] = sample.context
         return sample
-
-    def open_block(self, decoder: Decoder, sample: Sample, proposed: Proposals) -> None:
-        open_block(decoder, sample, proposed)
 
     def turns(self, decoder: Decoder, sample: Sample) -> list[Turn]:
         """A draft, the verification of one (with the next draft, where that pays), or the commit of a block."""
