@@ -12,11 +12,11 @@ import torch
 from stepsaver.bench.shapes import SHAPES
 from stepsaver.bench.speed import decode_once, random_prompts, spread
 from stepsaver.engine.cost import ceiling, predicted_speed_up
-from stepsaver.engine.decode.fixed import Fixed
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.policies.fixed import Fixed
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
 
 WINDOW = ("previous_row:refresh=block", "trim:level=changed")
@@ -57,7 +57,7 @@ def main() -> None:
     for batch in options.batch_size or (1, 8):
         prompts = random_prompts(model, [64] * batch, [options.new_tokens] * batch)
         engines = {
-            name: Engine(model, decode=Fixed(2), reuse=rules, max_batch=batch, decoding=decoding)
+            name: Engine(model, policy=Fixed(2), rules=rules, batch_size=batch, decoding=decoding)
             for name, rules in chosen.items()
         }
         # the first one of each warms up

@@ -12,11 +12,11 @@ from scipy.stats import binom
 
 from stepsaver.bench.shapes import SHAPES
 from stepsaver.bench.speed import decode_once, random_prompts
-from stepsaver.engine.decode.fixed import Fixed
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.policies.fixed import Fixed
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
 
 RULES = (
@@ -48,7 +48,7 @@ def main() -> None:
     for batch in options.batch_size or (1, 8):
         prompts = random_prompts(model, [8] * batch, [1] * batch)
         plain, *engines = (
-            Engine(model, decode=Fixed(8), reuse=rules, max_batch=batch, decoding=decoding)
+            Engine(model, policy=Fixed(8), rules=rules, batch_size=batch, decoding=decoding)
             for rules in ((), *((parse_rule(text),) for text in RULES))
         )
         ratios: dict[str, list[float]] = {text: [] for text in RULES}

@@ -24,7 +24,7 @@ def main() -> None:
         context = torch.randint(3, model.config.vocab, (490 + 7 * place,), generator=generator).tolist()
         choices = torch.randint(3, model.config.vocab, (4,), generator=generator).tolist()
         requests += [ScoreRequest(tuple(context), (choice,)) for choice in choices]
-    shared, alone = Engine(model, max_batch=16), Engine(model, max_batch=1)
+    shared, alone = Engine(model, batch_size=16), Engine(model, batch_size=1)
     next(iter(alone.score(requests[:1])))
     ratios: list[float] = []
     for _ in range(options.repeats):

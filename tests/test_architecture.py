@@ -90,7 +90,7 @@ def test_readme_example_runs() -> None:
 def test_every_rule_and_policy_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
     from stepsaver.engine import registry
 
-    for made in registry.found_in("stepsaver.engine.reuse").values():
+    for made in registry.found_in("stepsaver.engine.rules").values():
         assert "Source:" in (made.__doc__ or ""), made
-    for made in registry.found_in("stepsaver.engine.decode").values():
+    for made in registry.found_in("stepsaver.engine.policies").values():
         assert made.__doc__, made

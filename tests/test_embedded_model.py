@@ -7,10 +7,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.evaluation.embedded import MODEL_FOLDER
 from stepsaver.evaluation.embedded.tokenizer import CHAT_TEMPLATE, MASK, build_tokenizer, prompt_text
 from stepsaver.training.measure import checkpoint_tokenizer, measure_choices, measure_generation, read_documents
@@ -33,7 +33,7 @@ def decoded_ids(model: Transformer, tokenizer: Tokenizer, *, batch: int) -> list
     """What the plain model answers to the first test problems."""
     documents = read_documents("mini_gsm8k", limit=GOLDEN_COUNT)
     prompts = [tokenizer.encode(prompt_text(document["question"])).ids for document in documents]
-    engine = Engine(model, decode=Threshold(0.9), max_batch=batch)
+    engine = Engine(model, policy=Threshold(0.9), batch_size=batch)
     found = {completion.index: completion.ids for completion in engine.generate(prompts, max_new_tokens=96)}
     return [found[index] for index in range(GOLDEN_COUNT)]
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from stepsaver.bench.calibration import calibrate
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.layer_groups import group_size, layer_group
+from stepsaver.engine.rules.layer_groups import group_size, layer_group
 from tests.conftest import sharpened, tiny_config
 
 PROMPTS = [Prompt((5, 6, 7)), Prompt((9,))]

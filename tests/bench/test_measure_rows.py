@@ -38,8 +38,8 @@ def test_a_measured_profile_is_whole(costs: RowCosts) -> None:
 def test_what_is_timed_is_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward that takes as long as its plans have rows, by part: the curves are these rows, whatever the clock."""
 
-    def execute(decoder, turns):  # type: ignore[no-untyped-def]
-        executed = real(decoder, turns)
+    def execute(batch, turns):  # type: ignore[no-untyped-def]
+        executed = real(batch, turns)
         seconds = 0.0
         for turn in turns:
             plan = turn.plan

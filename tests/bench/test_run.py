@@ -23,9 +23,9 @@ from stepsaver.bench.session import Session
 from stepsaver.bench.spec import ConfigSpec, Experiment, read_experiment
 from stepsaver.bench.stored_costs import ROW_COSTS, read_row_costs
 from stepsaver.cli import main
-from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.policies.policy import parse_policy
 from tests.bench.conftest import EXPERIMENT
 from tests.bench.tampering import claim, edit_json, edit_lines
 

@@ -8,11 +8,11 @@ import torch
 
 from stepsaver.bench.step_counts import count_steps, counted_ceiling
 from stepsaver.engine.cost import ceiling
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
 
 RULES = ("layer_reuse:k=2,layers=0,mode=delta", "layer_reuse:k=3,layers=0,mode=output", "previous_row", "trim")
@@ -29,12 +29,12 @@ def test_the_ceiling_of_counted_steps_is_that_of_the_trace(model: Transformer, p
     whole, chunks = Trace(), []
     for prompts in ([[5, 6, 7], [8, 9]], [list(range(5, 75))]):
         trace = Trace()
-        for _ in Engine(model, max_batch=4, decoding=decoding).generate(prompts, max_new_tokens=64, trace=trace):
+        for _ in Engine(model, batch_size=4, decoding=decoding).generate(prompts, max_new_tokens=64, trace=trace):
             pass
         whole.records += trace.records
         chunks.append(json.loads(json.dumps(count_steps(trace))))
     for rule in RULES:
-        engine = Engine(model, reuse=(parse_rule(rule),), max_batch=4, decoding=decoding)
+        engine = Engine(model, rules=(parse_rule(rule),), batch_size=4, decoding=decoding)
         wanted = ceiling(model.config, whole, engine.rules, decoding)
         assert counted_ceiling(engine, engine.rules, chunks) == pytest.approx(wanted, rel=1e-9)
     assert wanted > 1

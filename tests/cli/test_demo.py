@@ -42,5 +42,5 @@ def test_the_ways_that_pay_are_those_of_the_experiments_against_the_grids_baseli
     assert [each.name for each in better.configs] == ["k1_first", *(config for _, config in WAYS_THAT_PAY)]
     assert {better.baseline_of(each.name) for each in better.configs} == {"k1_first"}
     assert all(better.success_of(each.name) == grid.spec.success for each in better.configs)
-    names = [rule.name for rule in better.config("window_trim_near_light").reuse_rules()]
+    names = [rule.name for rule in better.config("window_trim_near_light").parsed_rules()]
     assert names == ["previous_row", "trim", "near_rows", "light_commit"]

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.policies.threshold import Threshold
 
 BEYOND_THE_REFERENCE = 128  # enough to cover the reference, which rounds its limit to blocks
 
@@ -17,14 +17,14 @@ def read_golden(folder: Path) -> dict[str, Any]:
     return content
 
 
-def decode_case(model: Transformer, case: dict[str, Any], *, max_batch: int = 4) -> list[Completion]:
+def decode_case(model: Transformer, case: dict[str, Any], *, batch_size: int = 4) -> list[Completion]:
     decoding = resolve_decoding(
         model.config,
         sub_block_size=case["small_block_size"],
         stop_ids=(case["stop_token"],),
         block_cache=case["block_cache"],
     )
-    engine = Engine(model, decode=Threshold(case["threshold"]), max_batch=max_batch, decoding=decoding)
+    engine = Engine(model, policy=Threshold(case["threshold"]), batch_size=batch_size, decoding=decoding)
     completions = engine.generate(case["prompts"], max_new_tokens=BEYOND_THE_REFERENCE)
     return sorted(completions, key=lambda each: each.index)
 

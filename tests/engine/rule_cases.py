@@ -1,7 +1,7 @@
 """Every rule of the registry in the settings that the truths are proved for. A new rule adds its line here."""
 
 from stepsaver.engine import registry
-from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
+from stepsaver.engine.rules.rule import Rule, parse_rule
 
 # Settings that must change nothing: same shapes, same bits.
 NEUTRAL = {
@@ -48,12 +48,12 @@ COMBINED = [
 
 
 def names_in_the_registry() -> set[str]:
-    return set(registry.found_in("stepsaver.engine.reuse"))
+    return set(registry.found_in("stepsaver.engine.rules"))
 
 
-def rule_sets(texts: dict[str, list[str]]) -> list[tuple[ReuseRule, ...]]:
+def rule_sets(texts: dict[str, list[str]]) -> list[tuple[Rule, ...]]:
     return [(parse_rule(text),) for group in texts.values() for text in group]
 
 
-def combined_rule_sets() -> list[tuple[ReuseRule, ...]]:
+def combined_rule_sets() -> list[tuple[Rule, ...]]:
     return [tuple(parse_rule(text) for text in texts) for texts in COMBINED]

@@ -6,13 +6,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decoder import StepEvent
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.batch import StepEvent
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.sampling import NonFiniteLogits, Sampling
 from stepsaver.engine.trace import Trace
 from tests.conftest import GOLDEN, sharpened, tiny_config
@@ -21,11 +21,11 @@ from tests.engine.golden_cases import decode_case, read_golden
 BLOCK = 8
 
 
-def engine_of(model: Transformer, *, max_batch: int = 1, threshold: float = 0.5, **decoding: object) -> Engine:
+def engine_of(model: Transformer, *, batch_size: int = 1, threshold: float = 0.5, **decoding: object) -> Engine:
     return Engine(
         model,
-        decode=Threshold(threshold),
-        max_batch=max_batch,
+        policy=Threshold(threshold),
+        batch_size=batch_size,
         decoding=resolve_decoding(model.config, **({"sub_block_size": 4} | decoding)),  # type: ignore[arg-type]
     )
 
@@ -50,7 +50,7 @@ prompt_ids = st.lists(st.integers(3, 60), min_size=1, max_size=3 * BLOCK).map(tu
     threshold=st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]),
     block_cache=st.booleans(),
     sub_block_size=st.sampled_from([1, 2, 4, 8]),
-    max_batch=st.integers(1, 4),
+    batch_size=st.integers(1, 4),
     stops=st.lists(st.integers(3, 60), max_size=12).map(tuple),
 )
 def test_batched_and_cached_equals_oracle(
@@ -60,7 +60,7 @@ def test_batched_and_cached_equals_oracle(
     threshold: float,
     block_cache: bool,
     sub_block_size: int,
-    max_batch: int,
+    batch_size: int,
     stops: tuple[int, ...],
 ) -> None:
     options = {
@@ -69,7 +69,7 @@ def test_batched_and_cached_equals_oracle(
         "sub_block_size": sub_block_size,
         "stop_ids": stops,
     }
-    together = generate(engine_of(tiny_model, max_batch=max_batch, **options), prompts, limit)
+    together = generate(engine_of(tiny_model, batch_size=batch_size, **options), prompts, limit)
     for prompt, completion in zip(prompts, together, strict=True):
         alone = oracle(tiny_model, prompt, limit, **options)
         assert (completion.ids, completion.finish) == (alone.ids, alone.finish)
@@ -118,7 +118,7 @@ def test_a_sample_ends_when_its_text_is_known_and_without_a_commit(tiny_model: T
 def test_all_samples_end_at_once_and_waiting_ones_follow(tiny_model: Transformer) -> None:
     prompts = [(9, 10, 11)] * 7
     trace = Trace()
-    engine = engine_of(tiny_model, max_batch=3, stop_ids=())
+    engine = engine_of(tiny_model, batch_size=3, stop_ids=())
     completions = generate(engine, prompts, 12, trace=trace)
     assert len({tuple(each.ids) for each in completions}) == 1
     assert max(len(record.entries) for record in trace.records) == 3
@@ -129,7 +129,7 @@ def test_all_samples_end_at_once_and_waiting_ones_follow(tiny_model: Transformer
 def test_places_are_refilled_at_once(tiny_model: Transformer) -> None:
     prompts = [(3 + place,) * (1 + place % 11) for place in range(20)]
     trace = Trace()
-    list(engine_of(tiny_model, max_batch=4).generate(prompts, max_new_tokens=25, trace=trace))
+    list(engine_of(tiny_model, batch_size=4).generate(prompts, max_new_tokens=25, trace=trace))
     busy = [record for record in trace.records if record.waiting and record.entries[0].kind != "prefill"]
     assert busy
     assert all(len(record.entries) == 4 for record in busy)
@@ -140,8 +140,8 @@ def test_order_of_the_batch_does_not_matter_in_float32_on_golden_cases(golden_mo
     for case in read_golden(GOLDEN)["cases"]:
         if len(case["prompts"]) == 1:
             continue
-        forward = decode_case(golden_model, case, max_batch=4)
-        backward = decode_case(golden_model, case | {"prompts": case["prompts"][::-1]}, max_batch=2)
+        forward = decode_case(golden_model, case, batch_size=4)
+        backward = decode_case(golden_model, case | {"prompts": case["prompts"][::-1]}, batch_size=2)
         assert [each.ids for each in forward] == [each.ids for each in backward[::-1]]
 
 
@@ -201,7 +201,7 @@ def _next_token(model: Transformer, ids: list[int]) -> int:
 
 def test_long_prompts_are_prefilled_in_chunks(tiny_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [tuple(3 + (5 * place) % 57 for place in range(length)) for length in (70, 9, 33, 64)]
-    engine = engine_of(tiny_model, max_batch=4, stop_ids=())
+    engine = engine_of(tiny_model, batch_size=4, stop_ids=())
     expected = [each.ids for each in generate(engine, prompts, 12)]
     monkeypatch.setattr("stepsaver.engine.prefill.PREFILL_ROWS", 3 * BLOCK)
     chunked = generate(engine, prompts, 12)
@@ -260,7 +260,7 @@ def test_finished_is_asked_after_each_block(tiny_model: Transformer) -> None:
 
 
 def test_sampling_depends_on_seed_and_identity_not_on_the_batch(tiny_model: Transformer) -> None:
-    engine = engine_of(tiny_model, max_batch=3, stop_ids=())
+    engine = engine_of(tiny_model, batch_size=3, stop_ids=())
     sampling = Sampling(temperature=0.8, top_p=0.9, seed=11)
     prompts = [(5, 6, 7), (8, 9), (10,) * 12, (5, 6, 7)]
     together = [each.ids for each in generate(engine, prompts, 15, sampling=sampling)]
@@ -323,5 +323,5 @@ def test_attending_samples_together_or_one_by_one_is_the_same(dtype: torch.dtype
     prompts = [tuple(range(3, 4 + (7 * place) % 23)) for place in range(11)]
     model = sharpened(random_model(tiny_config(), dtype=dtype, seed=5))
     alone = [oracle(model, prompt, 21, block_cache=block_cache, stop_ids=(9,)).ids for prompt in prompts]
-    engine = engine_of(model, max_batch=6, block_cache=block_cache, stop_ids=(9,))
+    engine = engine_of(model, batch_size=6, block_cache=block_cache, stop_ids=(9,))
     assert [each.ids for each in generate(engine, prompts, 21)] == alone

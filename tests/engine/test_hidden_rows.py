@@ -9,13 +9,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepsaver.engine.decoder import StepEvent
+from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.reuse.light_commit import LightCommit
-from stepsaver.engine.reuse.near_rows import NearRows
-from stepsaver.engine.reuse.rule import ReuseRule, Shares, parse_rule
 from stepsaver.engine.rows import row_list, rows_between
+from stepsaver.engine.rules.light_commit import LightCommit
+from stepsaver.engine.rules.near_rows import NearRows
+from stepsaver.engine.rules.rule import Rule, Shares, parse_rule
 from stepsaver.engine.trace import Trace
 from stepsaver.engine.view import StepView
 from tests.engine.test_rules import engine_of, generate
@@ -107,7 +107,7 @@ def test_rows_after_the_sub_block_are_neither_computed_nor_attended(tiny_model: 
 
 
 @dataclass(frozen=True)
-class LeavesOut(ReuseRule):
+class LeavesOut(Rule):
     """A fault: rows after the sub-block are not computed, and attended to all the same."""
 
     name: ClassVar[str] = "leaves_out"
@@ -150,7 +150,7 @@ class CommitsTooLittle(LeavesOut):
         (CommitsTooLittle(), "stale keys of rows"),
     ],
 )
-def test_planted_faults_are_caught(tiny_model: Transformer, fault: ReuseRule, found: str) -> None:
+def test_planted_faults_are_caught(tiny_model: Transformer, fault: Rule, found: str) -> None:
     with pytest.raises(AssertionError, match=found):
         generate(engine_of(tiny_model, (fault,), threshold=1.0), [(5, 6)], 30)
 

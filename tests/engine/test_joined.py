@@ -7,15 +7,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepsaver.engine.decode.policy import parse_policy
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decode.verified import Verified
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
 from stepsaver.engine.joins import JOINS, resolve_joins
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.policies.policy import parse_policy
+from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.policies.verified import Verified
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.state import BlockState
 from stepsaver.engine.trace import Trace
@@ -43,10 +43,10 @@ def models() -> dict[str, Transformer]:
 
 def engine_of(model: Transformer, join: str, rules: tuple[str, ...] = (), **options: Any) -> Engine:
     policy = options.pop("policy", Threshold(options.pop("threshold", 0.6)))
-    max_batch = options.pop("max_batch", 1)
+    batch_size = options.pop("batch_size", 1)
     decoding = resolve_decoding(model.config, join=join, **({"sub_block_size": 4, "stop_ids": ()} | options))  # type: ignore[arg-type]
     rules_made = tuple(map(parse_rule, rules))
-    return Engine(model, decode=policy, reuse=rules_made, max_batch=max_batch, decoding=decoding, checked=True)
+    return Engine(model, policy=policy, rules=rules_made, batch_size=batch_size, decoding=decoding, checked=True)
 
 
 def decoded(engine: Engine, prompts: list, trace: Trace | None = None) -> list[Completion]:
@@ -61,9 +61,9 @@ def decoded(engine: Engine, prompts: list, trace: Trace | None = None) -> list[C
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), min_size=1, max_size=4),
     threshold=st.sampled_from([0.3, 0.7, 1.0]),
     stop=st.sampled_from([(), (7, 40)]),
-    max_batch=st.integers(1, 3),
+    batch_size=st.integers(1, 3),
 )
-def test_joined_forwards_write_the_same_text(models, kind, rules, join, lengths, threshold, stop, max_batch) -> None:
+def test_joined_forwards_write_the_same_text(models, kind, rules, join, lengths, threshold, stop, batch_size) -> None:
     """In float64: every kind of model, rules, ragged batches, stop tokens and limits."""
     if kind == "self":
         rules = tuple(rule for rule in rules if not rule.startswith("previous_row"))
@@ -71,7 +71,7 @@ def test_joined_forwards_write_the_same_text(models, kind, rules, join, lengths,
         Prompt(tuple(3 + (7 * index + length) % 57 for index in range(length)), max_new_tokens=limit)
         for length, limit in lengths
     ]
-    options = {"threshold": threshold, "stop_ids": stop, "max_batch": max_batch}
+    options = {"threshold": threshold, "stop_ids": stop, "batch_size": batch_size}
     plain, joined = Trace(), Trace()
     expected = decoded(engine_of(models[kind], "none", rules, **options), prompts, plain)
     found = decoded(engine_of(models[kind], join, rules, **options), prompts, joined)
@@ -81,7 +81,7 @@ def test_joined_forwards_write_the_same_text(models, kind, rules, join, lengths,
     for ours, theirs in zip(found, expected, strict=True):  # an entry per kind, as without; and one per wrong guess
         assert len(ours.steps) <= len(theirs.steps) + wasted
         assert sum(step.revealed for step in ours.steps) == sum(step.revealed for step in theirs.steps)
-    if max_batch == 1:
+    if batch_size == 1:
         assert joined.forwards <= plain.forwards
 
 
@@ -138,7 +138,7 @@ def test_scores_are_the_same_and_never_guessed_wrong(models, kind: str) -> None:
         for length, count in ((3, 1), (11, 14), (8, 9), (16, 20))
     ]
     trace = Trace()
-    joined = sorted(engine_of(models[kind], "all", max_batch=2).score(requests, trace=trace), key=lambda s: s.index)
+    joined = sorted(engine_of(models[kind], "all", batch_size=2).score(requests, trace=trace), key=lambda s: s.index)
     plain = sorted(engine_of(models[kind], "none").score(requests), key=lambda s: s.index)
     for one, other in zip(joined, plain, strict=True):
         assert one.loglikelihood == pytest.approx(other.loglikelihood, abs=1e-9)
@@ -152,7 +152,7 @@ def test_verified_drafts_begin_beside_the_prefill(models) -> None:
     for join in ("none", "all"):
         trace = Trace()
         decoding = resolve_decoding(models["next"].config, stop_ids=(), join=join)  # type: ignore[arg-type]
-        engine = Engine(models["next"], decode=Verified(), decoding=decoding, checked=True)
+        engine = Engine(models["next"], policy=Verified(), decoding=decoding, checked=True)
         found[join] = (decoded(engine, prompts, trace)[0].ids, trace.forwards)
     assert found["all"][0] == found["none"][0]
     assert found["all"][1] == found["none"][1] - 1

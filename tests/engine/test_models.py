@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine, choose_dtype
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models import linear

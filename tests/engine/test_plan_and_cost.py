@@ -9,13 +9,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stepsaver.engine.base_plan import commit_plan, prefill_plan
 from stepsaver.engine.cost import COMPUTE_BOUND, Machine, ceiling, predicted_speed_up, trace_cost
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.plan import empty_plan, whole_plan
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rows import describe, first_row, is_subset, row_index, row_list, row_set, rows_between
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
 
 rows = st.sets(st.integers(0, 40)).map(lambda chosen: sum(1 << row for row in chosen))
@@ -64,10 +64,10 @@ def test_a_plan_prints_as_one_line() -> None:
     assert rows_between(2, 4) == 0b1100
 
 
-def decode(model: Transformer, *rules: str, max_batch: int = 2) -> Trace:
+def decode(model: Transformer, *rules: str, batch_size: int = 2) -> Trace:
     decoding = resolve_decoding(model.config, sub_block_size=4, stop_ids=())
     reuse = tuple(map(parse_rule, rules))
-    engine = Engine(model, decode=Threshold(0.9), reuse=reuse, max_batch=max_batch, decoding=decoding)
+    engine = Engine(model, policy=Threshold(0.9), rules=reuse, batch_size=batch_size, decoding=decoding)
     trace = Trace()
     list(engine.generate([(5, 6, 7), tuple(range(10, 29))], max_new_tokens=20, trace=trace))
     return trace
@@ -77,7 +77,7 @@ def decode(model: Transformer, *rules: str, max_batch: int = 2) -> Trace:
 def test_operations_are_those_that_torch_counts(tiny_model: Transformer, rules: tuple[str, ...]) -> None:
     """An independent count of every matrix multiplication, attention included; alone, so that nothing is padded."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        trace = decode(tiny_model, *rules, max_batch=1)
+        trace = decode(tiny_model, *rules, batch_size=1)
     cost = trace_cost(tiny_model.config, trace, bytes_per_number=8)
     assert cost.flops == pytest.approx(counter.get_total_flops(), rel=0.02)
 

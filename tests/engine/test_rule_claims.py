@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from stepsaver.engine import registry
-from stepsaver.engine.decode.forced import Forced
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decoder import StepEvent
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.batch import StepEvent
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import ReuseRule, Shares, parse_rule
+from stepsaver.engine.policies.forced import Forced
+from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.rules.rule import Rule, Shares, parse_rule
 from stepsaver.engine.trace import Trace
 from tests.engine.rule_cases import ACTING, rule_sets
 
@@ -26,9 +26,9 @@ PROMPTS = [(5, 6, 7), tuple(range(10, 26)), (9,)]
 VALUES: dict[Any, tuple] = {int: (0, 1, 2), float: (0.0, 0.5), str: ("first", "last"), bool: (False, True)}
 
 
-def settings() -> Iterator[ReuseRule]:
+def settings() -> Iterator[Rule]:
     """Every rule in every combination of a few values of its fields, as far as it takes them."""
-    for rule in registry.found_in("stepsaver.engine.reuse").values():
+    for rule in registry.found_in("stepsaver.engine.rules").values():
         hints = typing.get_type_hints(rule)
         values = [tuple(_values(hints[field.name])) for field in fields(rule)]
         for combination in itertools.product(*values):
@@ -55,9 +55,9 @@ SETTINGS = list(settings())
 INERT = [rule for rule in SETTINGS if rule.inert_reason()]
 
 
-def engine_of(model: Transformer, *rules: ReuseRule, policy: Any = None, max_batch: int = 1) -> Engine:
+def engine_of(model: Transformer, *rules: Rule, policy: Any = None, batch_size: int = 1) -> Engine:
     decoding = resolve_decoding(model.config, sub_block_size=4, stop_ids=())
-    return Engine(model, decode=policy or Threshold(0.5), reuse=rules, max_batch=max_batch, decoding=decoding)
+    return Engine(model, policy=policy or Threshold(0.5), rules=rules, batch_size=batch_size, decoding=decoding)
 
 
 def decoded(engine: Engine) -> tuple[list, list]:
@@ -72,12 +72,12 @@ def decoded(engine: Engine) -> tuple[list, list]:
 
 
 def test_the_settings_cover_every_rule() -> None:
-    assert {rule.name for rule in SETTINGS} == set(registry.found_in("stepsaver.engine.reuse"))
+    assert {rule.name for rule in SETTINGS} == set(registry.found_in("stepsaver.engine.rules"))
     assert {rule.name for rule in INERT} >= {"layer_reuse", "adaptive_layers", "previous_row"}
 
 
 @pytest.mark.parametrize("rule", INERT, ids=registry.describe)
-def test_settings_that_say_they_are_inert_change_nothing(tiny_model: Transformer, rule: ReuseRule) -> None:
+def test_settings_that_say_they_are_inert_change_nothing(tiny_model: Transformer, rule: Rule) -> None:
     (plain, plain_steps), (texts, steps) = decoded(engine_of(tiny_model)), decoded(engine_of(tiny_model, rule))
     assert texts == plain
     assert len(steps) == len(plain_steps)
@@ -87,7 +87,7 @@ def test_settings_that_say_they_are_inert_change_nothing(tiny_model: Transformer
 
 
 @pytest.mark.parametrize("rule", INERT, ids=registry.describe)
-def test_the_ceiling_of_inert_settings_is_nothing(tiny_model: Transformer, rule: ReuseRule) -> None:
+def test_the_ceiling_of_inert_settings_is_nothing(tiny_model: Transformer, rule: Rule) -> None:
     trace, engine = Trace(), engine_of(tiny_model)
     list(engine.generate(PROMPTS, max_new_tokens=20, trace=trace))
     steps = [entry for entry in trace.entries if entry.kind in ("full", "sub")]
@@ -96,7 +96,7 @@ def test_the_ceiling_of_inert_settings_is_nothing(tiny_model: Transformer, rule:
 
 
 @pytest.mark.parametrize("rules", rule_sets(ACTING), ids=lambda rules: registry.describe(rules[0]))
-def test_settings_that_act_do_not_say_they_are_inert(rules: tuple[ReuseRule, ...]) -> None:
+def test_settings_that_act_do_not_say_they_are_inert(rules: tuple[Rule, ...]) -> None:
     """That they act is proved beside this, by the rows they leave out."""
     assert [rule.inert_reason() for rule in rules] == [None]
 
@@ -105,7 +105,7 @@ REPLACED = [rule for rule in SETTINGS if rule.same_answers_as() != rule]
 
 
 @pytest.mark.parametrize("rule", REPLACED, ids=registry.describe)
-def test_settings_that_claim_the_same_answers_give_them(tiny_model: Transformer, rule: ReuseRule) -> None:
+def test_settings_that_claim_the_same_answers_give_them(tiny_model: Transformer, rule: Rule) -> None:
     stands_for_it = rule.same_answers_as()
     assert stands_for_it.same_answers_as() == stands_for_it
     ours, theirs = decoded(engine_of(tiny_model, rule)), decoded(engine_of(tiny_model, stands_for_it))
@@ -136,9 +136,9 @@ def test_groups_of_layers_are_within_the_model_and_hold_what_is_kept(layers: int
             assert rule.delta_layers(layers) <= group
 
 
-@pytest.mark.parametrize("name", sorted(registry.found_in("stepsaver.engine.reuse")))
+@pytest.mark.parametrize("name", sorted(registry.found_in("stepsaver.engine.rules")))
 def test_every_rule_says_what_it_is_for_and_in_which_batches_it_pays(name: str) -> None:
-    rule = typing.cast(type[ReuseRule], registry.found_in("stepsaver.engine.reuse")[name])
+    rule = typing.cast(type[Rule], registry.found_in("stepsaver.engine.rules")[name])
     for text in (rule.purpose, rule.pays):
         assert 20 < len(text) <= 120, text
         assert "\n" not in text

@@ -11,17 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepsaver.engine import registry
-from stepsaver.engine.decode.forced import Forced
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decoder import StepEvent
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.batch import StepEvent
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Layer, Transformer
-from stepsaver.engine.reuse.layer_groups import layer_group
-from stepsaver.engine.reuse.layer_reuse import LayerReuse
-from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
+from stepsaver.engine.policies.forced import Forced
+from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.rules.layer_groups import layer_group
+from stepsaver.engine.rules.layer_reuse import LayerReuse
+from stepsaver.engine.rules.rule import Rule, parse_rule
 from stepsaver.engine.trace import Trace
 from tests.conftest import GOLDEN, sharpened, tiny_config
 from tests.engine.golden_cases import read_golden
@@ -31,19 +31,19 @@ ACTING_SETS = rule_sets(ACTING) + combined_rule_sets()
 PROMPTS = [(5, 6, 7), tuple(range(10, 26)), (9,), tuple(range(20, 31))]
 
 
-def commits_are_whole(rules: tuple[ReuseRule, ...]) -> bool:
-    return all(type(rule).narrow_commit is ReuseRule.narrow_commit for rule in rules)
+def commits_are_whole(rules: tuple[Rule, ...]) -> bool:
+    return all(type(rule).narrow_commit is Rule.narrow_commit for rule in rules)
 
 
-def named(rules: tuple[ReuseRule, ...]) -> str:
+def named(rules: tuple[Rule, ...]) -> str:
     return "+".join(map(registry.describe, rules)) or "none"
 
 
-def engine_of(model: Transformer, rules: tuple[ReuseRule, ...] = (), **options: Any) -> Engine:
-    decode = options.pop("decode", Threshold(options.pop("threshold", 0.5)))
-    max_batch = options.pop("max_batch", 1)
+def engine_of(model: Transformer, rules: tuple[Rule, ...] = (), **options: Any) -> Engine:
+    policy = options.pop("policy", Threshold(options.pop("threshold", 0.5)))
+    batch_size = options.pop("batch_size", 1)
     decoding = resolve_decoding(model.config, **({"sub_block_size": 4, "stop_ids": ()} | options))
-    return Engine(model, decode=decode, reuse=rules, max_batch=max_batch, decoding=decoding, checked=True)
+    return Engine(model, policy=policy, rules=rules, batch_size=batch_size, decoding=decoding, checked=True)
 
 
 def generate(engine: Engine, prompts: list = PROMPTS, limit: int = 28, **options: Any) -> list[Completion]:
@@ -55,7 +55,7 @@ def test_every_rule_of_the_registry_is_proved() -> None:
 
 
 @pytest.mark.parametrize("rules", rule_sets(NEUTRAL), ids=named)
-def test_neutral_settings_are_bit_exact(tiny_model: Transformer, rules: tuple[ReuseRule, ...]) -> None:
+def test_neutral_settings_are_bit_exact(tiny_model: Transformer, rules: tuple[Rule, ...]) -> None:
     """Truth 1: the same tokens, confidences and work as without rules."""
     seen: dict[bool, list] = {True: [], False: []}
     for with_rules in (True, False):
@@ -64,7 +64,7 @@ def test_neutral_settings_are_bit_exact(tiny_model: Transformer, rules: tuple[Re
             into.append((event.plan.window, event.plan.layers, event.revealed, event.confidence.copy()))
 
         # a rule that keeps deltas joins no forwards, and the same bits need the same forwards
-        engine = engine_of(tiny_model, rules if with_rules else (), max_batch=2, join="none")
+        engine = engine_of(tiny_model, rules if with_rules else (), batch_size=2, join="none")
         seen[with_rules].append([each.ids for each in generate(engine, on_step=keep)])
     assert seen[True][-1] == seen[False][-1]
     assert len(seen[True]) == len(seen[False])
@@ -77,7 +77,7 @@ def test_neutral_settings_are_bit_exact(tiny_model: Transformer, rules: tuple[Re
 @pytest.mark.parametrize("threshold", [0.3, 0.9, 1.0])
 def test_output_mode_is_the_forced_policy_whatever_the_group(tiny_model: Transformer, k: int, threshold: float) -> None:
     """Truth 2, first half."""
-    forced = generate(engine_of(tiny_model, decode=Forced(k, threshold)))
+    forced = generate(engine_of(tiny_model, policy=Forced(k, threshold)))
     for group in ("first", "middle", "last", "0,2"):
         rule = LayerReuse(k=k, layers=group, mode="output")
         reused = generate(engine_of(tiny_model, (rule,), threshold=threshold))
@@ -196,7 +196,7 @@ def test_output_mode_equals_the_sources_last_version(golden_model: Transformer, 
         sub_block_size=case["small_block_size"],
         stop_ids=(case["stop_token"],),
         block_cache=case["block_cache"],
-        max_batch=2,
+        batch_size=2,
     )
     for completion, prompt, output in zip(
         generate(engine, case["prompts"], 96), case["prompts"], case["outputs"], strict=True
@@ -212,26 +212,26 @@ def test_output_mode_equals_the_sources_last_version(golden_model: Transformer, 
 @pytest.mark.parametrize("kv", ["refresh", "freeze"])
 def test_delta_reproduces_the_logits_if_nothing_changed(tiny_model: Transformer, kv: str) -> None:
     """Truth 3: a policy that reveals nothing new cannot be had, so the second step is planned by hand."""
-    from stepsaver.engine.decoder import Decoder, Turn, execute, view_of
+    from stepsaver.engine.batch import BatchContext, Turn, execute, view_of
     from stepsaver.engine.denoise import Denoising
     from stepsaver.engine.packing import Step
-    from stepsaver.engine.reuse.rule import plan_step
+    from stepsaver.engine.rules.rule import plan_step
     from stepsaver.engine.sampling import Sampling
     from stepsaver.engine.state import Request, Sample, new_block
 
     rule = LayerReuse(k=3, layers="all", mode="delta", kv=kv)  # type: ignore[arg-type]
     engine = engine_of(tiny_model, (rule,))
     moves = Denoising(Threshold())
-    decoder = Decoder(
+    batch = BatchContext(
         tiny_model, engine._memory(1, 8), moves, engine.decoding, (rule,), Sampling(), slots=1, checked=True
     )
     block = new_block(0, (5, 6, 7, 8, 9), decoding=engine.decoding, layers=3)
     sample = Sample(0, Request((5, 6, 7, 8, 9), 3, b""), 0, [], block)
     outcomes = []
     for _ in range(2):
-        view = view_of(decoder, block)
+        view = view_of(batch, block)
         step = Step(0, 0, block.tokens, 8, plan_step(view, (rule,)))
-        outcomes.append((step.plan, execute(decoder, [Turn(sample, block, step, view)]).proposals[0]))
+        outcomes.append((step.plan, execute(batch, [Turn(sample, block, step, view)]).proposals[0]))
         block.record_run(step.plan)
         block.steps += 1
     (first, computed), (second, reused) = outcomes
@@ -244,7 +244,7 @@ def test_delta_reproduces_the_logits_if_nothing_changed(tiny_model: Transformer,
 
 
 @pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
-def test_rules_act_and_execute_what_they_plan(tiny_model: Transformer, rules: tuple[ReuseRule, ...]) -> None:
+def test_rules_act_and_execute_what_they_plan(tiny_model: Transformer, rules: tuple[Rule, ...]) -> None:
     """Truths 4, 7 and 8 (the engine is checked): rows are counted inside the parts and equal the records."""
     counted: Counter[str] = Counter()
     hooks = []
@@ -265,7 +265,7 @@ def test_rules_act_and_execute_what_they_plan(tiny_model: Transformer, rules: tu
 
 @pytest.mark.parametrize("rules", [each for each in ACTING_SETS if commits_are_whole(each)], ids=named)
 def test_context_after_each_block_is_that_of_a_clean_forward(
-    tiny_model: Transformer, rules: tuple[ReuseRule, ...], monkeypatch: pytest.MonkeyPatch
+    tiny_model: Transformer, rules: tuple[Rule, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Truth 5: compares the prefix cache at the end with a plain forward over the committed tokens."""
     kept = []
@@ -291,43 +291,43 @@ def test_context_after_each_block_is_that_of_a_clean_forward(
 @given(
     rules=st.sampled_from(ACTING_SETS),
     order=st.permutations(range(4)),
-    max_batch=st.integers(1, 4),
+    batch_size=st.integers(1, 4),
     limits=st.lists(st.integers(1, 24), min_size=4, max_size=4),
     threshold=st.sampled_from([0.2, 0.6, 1.0]),
 )
 def test_batch_mates_do_not_matter(
-    tiny_model: Transformer, rules: tuple, order: list[int], max_batch: int, limits: list[int], threshold: float
+    tiny_model: Transformer, rules: tuple, order: list[int], batch_size: int, limits: list[int], threshold: float
 ) -> None:
     """Truth 6, in float64, with samples that finish and join."""
     from stepsaver.engine.engine import Prompt
 
     prompts = [Prompt(PROMPTS[place], max_new_tokens=limits[place]) for place in order]
-    together = generate(engine_of(tiny_model, rules, max_batch=max_batch, threshold=threshold), prompts)
+    together = generate(engine_of(tiny_model, rules, batch_size=batch_size, threshold=threshold), prompts)
     for prompt, completion in zip(prompts, together, strict=True):
         assert completion.ids == generate(engine_of(tiny_model, rules, threshold=threshold), [prompt])[0].ids
 
 
 @pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
 def test_single_precision_and_its_kernels_give_the_tokens_of_double(
-    tiny_model: Transformer, rules: tuple[ReuseRule, ...]
+    tiny_model: Transformer, rules: tuple[Rule, ...]
 ) -> None:
     single = deepcopy(tiny_model).float().prepare()
     prompts = list(PROMPTS)
-    expected = generate(engine_of(tiny_model, rules, max_batch=3), prompts, 30)
-    found = generate(engine_of(single, rules, max_batch=3), prompts, 30)
+    expected = generate(engine_of(tiny_model, rules, batch_size=3), prompts, 30)
+    found = generate(engine_of(single, rules, batch_size=3), prompts, 30)
     assert [each.ids for each in found] == [each.ids for each in expected]
 
 
 @pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_every_decode_ends_on_random_weights(rules: tuple[ReuseRule, ...], seed: int) -> None:
+def test_every_decode_ends_on_random_weights(rules: tuple[Rule, ...], seed: int) -> None:
     """Truth 8: progress on a model that knows nothing, at threshold 1."""
     model = sharpened(random_model(tiny_config(), dtype=torch.float64, seed=seed), factor=3.0)
     assert len(generate(engine_of(model, rules, threshold=1.0), [(5, 6)], 40)[0].ids) == 40
 
 
 @pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
-def test_rules_survive_their_own_description(rules: tuple[ReuseRule, ...]) -> None:
+def test_rules_survive_their_own_description(rules: tuple[Rule, ...]) -> None:
     assert tuple(parse_rule(registry.describe(rule)) for rule in rules) == rules
 
 

@@ -5,12 +5,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.engine.trace import Trace
 from tests.conftest import GOLDEN
@@ -20,14 +20,14 @@ BLOCK = 8
 
 
 def engine_of(
-    model: Transformer, *, rules: tuple[str, ...] = (), max_batch: int = 1, threshold: float = 0.5, **options
+    model: Transformer, *, rules: tuple[str, ...] = (), batch_size: int = 1, threshold: float = 0.5, **options
 ):
     decoding = resolve_decoding(model.config, **({"sub_block_size": min(4, model.config.block_size)} | options))
     return Engine(
         model,
-        decode=Threshold(threshold),
-        reuse=tuple(map(parse_rule, rules)),
-        max_batch=max_batch,
+        policy=Threshold(threshold),
+        rules=tuple(map(parse_rule, rules)),
+        batch_size=batch_size,
         decoding=decoding,
         checked=True,
     )
@@ -65,7 +65,7 @@ def test_a_single_token_is_the_log_softmax_of_the_row_before(tiny_model: Transfo
     mask = positions[:, None] >= positions[None]
     logits = plain_logits(tiny_model, list(context[:BLOCK]) + rows, mask)
     expected = logits[len(context) - 1].log_softmax(-1)
-    scores = scored(engine_of(tiny_model, max_batch=3), [(context, (token,)) for token in (7, 9, 30)])
+    scores = scored(engine_of(tiny_model, batch_size=3), [(context, (token,)) for token in (7, 9, 30)])
     for score, token in zip(scores, (7, 9, 30), strict=True):
         assert score.loglikelihood == pytest.approx(float(expected[token]), abs=1e-9)
         assert score.steps == 1
@@ -88,7 +88,7 @@ def plain_logits(model: Transformer, ids: list[int], mask: torch.Tensor) -> torc
 def test_a_token_at_a_blocks_first_row_is_scored_by_the_prefill(tiny_model: Transformer) -> None:
     context = tuple(range(5, 5 + BLOCK))
     trace = Trace()
-    scores = scored(engine_of(tiny_model, max_batch=4), [(context, (7,)), (context, (9,))], trace=trace)
+    scores = scored(engine_of(tiny_model, batch_size=4), [(context, (7,)), (context, (9,))], trace=trace)
     mask = torch.ones(BLOCK, BLOCK, dtype=torch.bool)
     expected = plain_logits(tiny_model, list(context), mask)[-1].log_softmax(-1)
     assert [score.loglikelihood for score in scores] == pytest.approx(
@@ -112,11 +112,11 @@ requests_strategy = st.lists(
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     requests=requests_strategy,
-    max_batch=st.integers(1, 5),
+    batch_size=st.integers(1, 5),
     rules=st.sampled_from([(), ("layer_reuse:k=3,mode=output",), ("previous_row:refresh=block", "trim")]),
 )
-def test_batching_and_sharing_change_no_score(tiny_model: Transformer, requests, max_batch: int, rules) -> None:
-    together = scored(engine_of(tiny_model, rules=rules, max_batch=max_batch), requests)
+def test_batching_and_sharing_change_no_score(tiny_model: Transformer, requests, batch_size: int, rules) -> None:
+    together = scored(engine_of(tiny_model, rules=rules, batch_size=batch_size), requests)
     assert [score.index for score in together] == list(range(len(requests)))
     for request, score in zip(requests, together, strict=True):
         alone = scored(engine_of(tiny_model, rules=rules), [request])[0]
@@ -130,10 +130,10 @@ def test_requests_with_the_same_context_share_its_prefill(tiny_model: Transforme
     context = tuple(range(3, 3 + 3 * BLOCK + 2))
     several = [(context, (token, token + 1, 9)) for token in (5, 15, 25, 35)]
     trace = Trace()
-    scored(engine_of(tiny_model, max_batch=4), several, trace=trace)
+    scored(engine_of(tiny_model, batch_size=4), several, trace=trace)
     assert [entry.rows for entry in trace.entries if entry.kind == "prefill"] == [3 * BLOCK]
     trace = Trace()
-    scored(engine_of(tiny_model, max_batch=4), [(context, (token,)) for token in (5, 15, 25, 35)], trace=trace)
+    scored(engine_of(tiny_model, batch_size=4), [(context, (token,)) for token in (5, 15, 25, 35)], trace=trace)
     assert [entry.kind for entry in trace.entries] == ["prefill", "full"]
     assert trace.tokens_scored == 4
 

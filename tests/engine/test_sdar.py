@@ -8,10 +8,7 @@ from safetensors.torch import load_file
 
 from stepsaver.engine import registry
 from stepsaver.engine.cache import KeyValueCache
-from stepsaver.engine.decode.policy import parse_policy
-from stepsaver.engine.decode.quota import Quota
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Memory, run_step
@@ -19,9 +16,12 @@ from stepsaver.engine.models.load import load_model, random_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
+from stepsaver.engine.policies.policy import parse_policy
+from stepsaver.engine.policies.quota import Quota
+from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.prediction import SELF
-from stepsaver.engine.reuse.rule import parse_rule
 from stepsaver.engine.rows import rows_between
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import DENOISING
 from tests.conftest import SHARED, sharpened, tiny_config
@@ -40,10 +40,10 @@ def models() -> dict[str, Transformer]:
     return {name: load_model(GOLDEN / name, dtype=torch.float32) for name in SETS}
 
 
-def engine_of(model: Transformer, case: dict, *, max_batch: int = 1) -> Engine:
+def engine_of(model: Transformer, case: dict, *, batch_size: int = 1) -> Engine:
     decoding = resolve_decoding(model.config, block_size=case["block_size"], stop_ids=(case["stop_token"],))
     policy = Quota(case["denoising_steps"], case["threshold"])
-    return Engine(model, decode=policy, decoding=decoding, max_batch=max_batch, checked=True)
+    return Engine(model, policy=policy, decoding=decoding, batch_size=batch_size, checked=True)
 
 
 def expected_ids(case: dict) -> list[int]:
@@ -67,15 +67,15 @@ def test_case_equals_the_public_decoder(models: dict[str, Transformer], name: st
 
 
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("max_batch", [3, 16])
-def test_cases_are_the_same_in_batches(models: dict[str, Transformer], name: str, max_batch: int) -> None:
+@pytest.mark.parametrize("batch_size", [3, 16])
+def test_cases_are_the_same_in_batches(models: dict[str, Transformer], name: str, batch_size: int) -> None:
     by_settings: dict[tuple, list[dict]] = {}
     for case in read_golden(GOLDEN / name)["cases"]:
         settings = (case["block_size"], case["denoising_steps"], case["threshold"], case["stop_token"])
         by_settings.setdefault(settings, []).append(case)
     for cases in by_settings.values():
         prompts = [Prompt(tuple(case["prompt"]), max_new_tokens=case["max_new_tokens"]) for case in cases]
-        for completion in engine_of(models[name], cases[0], max_batch=max_batch).generate(prompts, max_new_tokens=0):
+        for completion in engine_of(models[name], cases[0], batch_size=batch_size).generate(prompts, max_new_tokens=0):
             assert_equal(cases[completion.index], completion)
 
 
@@ -104,9 +104,11 @@ def tiny_sdar() -> Transformer:
     return sharpened(random_model(config, dtype=torch.float64, seed=3))
 
 
-def tiny_engine(model: Transformer, rules: tuple = (), *, max_batch: int = 1, threshold: float = 0.5, **options):
+def tiny_engine(model: Transformer, rules: tuple = (), *, batch_size: int = 1, threshold: float = 0.5, **options):
     decoding = resolve_decoding(model.config, **({"sub_block_size": 4, "stop_ids": ()} | options))
-    return Engine(model, decode=Threshold(threshold), reuse=rules, max_batch=max_batch, decoding=decoding, checked=True)
+    return Engine(
+        model, policy=Threshold(threshold), rules=rules, batch_size=batch_size, decoding=decoding, checked=True
+    )
 
 
 def texts(engine: Engine, limit: int = 28) -> list[list[int]]:
@@ -119,7 +121,7 @@ def test_cached_decoding_is_decoding_without_caches(
     tiny_sdar: Transformer, sub_block_size: int, block_cache: bool
 ) -> None:
     options = {"sub_block_size": sub_block_size, "block_cache": block_cache}
-    assert texts(tiny_engine(tiny_sdar, max_batch=3, **options)) == texts(
+    assert texts(tiny_engine(tiny_sdar, batch_size=3, **options)) == texts(
         tiny_engine(tiny_sdar, prefix_cache=False, **options)
     )
 
@@ -128,8 +130,8 @@ def test_cached_decoding_is_decoding_without_caches(
 def test_rules_without_the_shift_run_checked_and_alike_in_batches(tiny_sdar: Transformer, rules: tuple) -> None:
     alone = texts(tiny_engine(tiny_sdar, rules))
     assert [len(ids) for ids in alone] == [28] * len(PROMPTS)
-    assert texts(tiny_engine(tiny_sdar, rules, max_batch=3)) == alone
-    assert texts(tiny_engine(deepcopy(tiny_sdar).float().prepare(), rules, max_batch=2)) == alone
+    assert texts(tiny_engine(tiny_sdar, rules, batch_size=3)) == alone
+    assert texts(tiny_engine(deepcopy(tiny_sdar).float().prepare(), rules, batch_size=2)) == alone
 
 
 def test_what_follows_from_the_shift_is_refused_in_one_line(tiny_sdar: Transformer) -> None:
@@ -142,7 +144,7 @@ def test_a_score_is_that_of_the_tokens_own_row(tiny_sdar: Transformer) -> None:
     blocks = torch.arange(16) // 8
     logits = plain_logits(tiny_sdar, [*context, *[1] * 5], blocks[:, None] >= blocks[None])
     asked = [ScoreRequest(context, (token,)) for token in (7, 9, 30)]
-    scores = sorted(tiny_engine(tiny_sdar, max_batch=2).score(asked), key=lambda each: each.index)
+    scores = sorted(tiny_engine(tiny_sdar, batch_size=2).score(asked), key=lambda each: each.index)
     for score, request in zip(scores, asked, strict=True):
         expected = logits[len(context)].log_softmax(-1)[request.continuation_ids[0]]
         assert score.loglikelihood == pytest.approx(float(expected), abs=1e-9)
@@ -170,7 +172,7 @@ def test_the_remainder_of_a_quota_goes_to_the_first_steps(
     tiny_sdar: Transformer, steps: int, threshold: float | None, expected: list[int]
 ) -> None:
     decoding = resolve_decoding(tiny_sdar.config, block_size=4, stop_ids=())
-    engine = Engine(tiny_sdar, decode=Quota(steps, threshold), decoding=decoding)
+    engine = Engine(tiny_sdar, policy=Quota(steps, threshold), decoding=decoding)
     (completion,) = engine.generate([PROMPTS[1]], max_new_tokens=4)
     assert [step.revealed for step in completion.steps if step.kind in DENOISING] == expected
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepsaver.engine import registry
-from stepsaver.engine.decode.policy import Candidates, parse_policy
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.policies.policy import Candidates, parse_policy
+from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rows import row_list
 from stepsaver.engine.trace import DENOISING
 from stepsaver.engine.view import StepView
@@ -46,7 +46,7 @@ def test_a_pace_keeps_the_most_confident_of_what_the_threshold_reveals(
 def test_a_paced_block_takes_so_many_steps(tiny_model: Transformer) -> None:
     decoding = resolve_decoding(tiny_model.config, sub_block_size=4, stop_ids=())
     for at_most, expected in ((1, [1] * 4), (3, [3, 1]), (4, [4])):
-        engine = Engine(tiny_model, decode=Threshold(0.0, at_most), decoding=decoding)
+        engine = Engine(tiny_model, policy=Threshold(0.0, at_most), decoding=decoding)
         (completion,) = engine.generate([tuple(range(5, 9))], max_new_tokens=4)
         assert [step.revealed for step in completion.steps if step.kind in DENOISING] == expected
 

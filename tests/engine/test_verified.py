@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepsaver.engine import verify
-from stepsaver.engine.decode.verified import Verified
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import load_model, random_model
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.policies.verified import Verified
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.sampling import Proposals, Sampling
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import Trace
@@ -29,9 +29,9 @@ from tests.engine.test_hidden_rows import attended
 BLOCK = 8
 
 
-def engine_of(model: Transformer, policy: Verified | None = None, *, max_batch: int = 1, **options) -> Engine:
+def engine_of(model: Transformer, policy: Verified | None = None, *, batch_size: int = 1, **options) -> Engine:
     decoding = resolve_decoding(model.config, **({"stop_ids": ()} | options))
-    return Engine(model, decode=policy or Verified(), max_batch=max_batch, decoding=decoding, checked=True)
+    return Engine(model, policy=policy or Verified(), batch_size=batch_size, decoding=decoding, checked=True)
 
 
 def texts(engine: Engine, prompts: list, limit: int, **options) -> list[list[int]]:
@@ -59,18 +59,18 @@ policies = st.builds(
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), min_size=1, max_size=4),
     policy=policies,
-    max_batch=st.integers(1, 4),
+    batch_size=st.integers(1, 4),
     stop=st.sampled_from([(), (7,), (3, 40)]),
     seed=st.integers(0, 3),
 )
 def test_the_text_is_that_of_blocks_of_one_row(
-    lengths: list[tuple[int, int]], policy: Verified, max_batch: int, stop: tuple[int, ...], seed: int
+    lengths: list[tuple[int, int]], policy: Verified, batch_size: int, stop: tuple[int, ...], seed: int
 ) -> None:
     """In float64, on models that know nothing, so that most drafts are wrong; ragged batches, stop tokens, limits."""
     model = sharpened(random_model(tiny_config(), dtype=torch.float64, seed=seed), factor=12.0)
     draw = np.random.default_rng(seed)
     prompts = [Prompt(tuple(draw.integers(3, 60, length).tolist()), max_new_tokens=limit) for length, limit in lengths]
-    found = texts(engine_of(model, policy, max_batch=max_batch, stop_ids=stop), prompts, 0)
+    found = texts(engine_of(model, policy, batch_size=batch_size, stop_ids=stop), prompts, 0)
     assert found == autoregressive(model, prompts, 0, stop_ids=stop)
 
 
@@ -81,7 +81,7 @@ def test_golden_checkpoints_write_their_autoregressive_text(folder, policy: Veri
         pytest.skip("needs the shared folder beside the repository")
     model = load_model(folder, dtype=torch.float64)
     prompts = [prompt for case in read_golden(folder)["cases"][:6] for prompt in case["prompts"]]
-    assert texts(engine_of(model, policy, max_batch=4), prompts, 40) == autoregressive(model, prompts, 40)
+    assert texts(engine_of(model, policy, batch_size=4), prompts, 40) == autoregressive(model, prompts, 40)
 
 
 @torch.inference_mode()
@@ -117,19 +117,19 @@ def test_a_context_of_blocks_equals_one_row_at_a_time(
     tiny_model: Transformer, prompt: list[int], limit: int, span, ahead
 ) -> None:
     policy = Verified(span, "block", ahead)
-    found = texts(engine_of(tiny_model, policy, max_batch=2), [prompt, prompt[:3]], limit)
+    found = texts(engine_of(tiny_model, policy, batch_size=2), [prompt, prompt[:3]], limit)
     assert found == [literal_rows_in_blocks(tiny_model, each, limit) for each in (prompt, prompt[:3])]
 
 
 class AlwaysWrong(Verifying):
     """Drafts that are never right: the worst that a model can do."""
 
-    def take(self, decoder, run, proposals):  # type: ignore[no-untyped-def]
+    def take(self, batch, run, proposals):  # type: ignore[no-untyped-def]
         wrong = [
             Proposals((proposed.tokens + 1) % 61, *proposed[1:]) if turn.plan.kind == "draft" else proposed
             for turn, proposed in zip(run, proposals, strict=True)
         ]
-        return super().take(decoder, run, wrong)
+        return super().take(batch, run, wrong)
 
 
 @pytest.mark.parametrize("ahead", ["always", "never"])
@@ -142,8 +142,8 @@ def test_drafts_that_are_always_wrong_make_a_token_a_round(
     drafts_that_fail = {"n": 0}
 
     class Counting(AlwaysWrong):
-        def _accept(self, decoder, run, proposals):  # type: ignore[no-untyped-def]
-            outcomes = super()._accept(decoder, run, proposals)
+        def _accept(self, batch, run, proposals):  # type: ignore[no-untyped-def]
+            outcomes = super()._accept(batch, run, proposals)
             drafts_that_fail["n"] += outcomes[0].revealed == 1
             return outcomes
 
@@ -158,8 +158,8 @@ def test_drafts_that_are_always_wrong_make_a_token_a_round(
 class LeavesADraftBehind(Verifying):
     """A fault: what was drafted is believed, and its keys and values are read as if they had been verified."""
 
-    def take(self, decoder, run, proposals):  # type: ignore[no-untyped-def]
-        outcomes = super().take(decoder, run, proposals)
+    def take(self, batch, run, proposals):  # type: ignore[no-untyped-def]
+        outcomes = super().take(batch, run, proposals)
         draft = self.drafts[run[0].sample.index]
         if run[0].plan.kind == "draft" and len(draft.tokens) > 1:
             block = run[0].sample.block
@@ -173,8 +173,8 @@ class LeavesADraftBehind(Verifying):
 class KeepsWhatWasRefused(Verifying):
     """A fault: rows after the first refused token count as verified."""
 
-    def _accept(self, decoder, run, proposals):  # type: ignore[no-untyped-def]
-        outcomes = super()._accept(decoder, run, proposals)
+    def _accept(self, batch, run, proposals):  # type: ignore[no-untyped-def]
+        outcomes = super()._accept(batch, run, proposals)
         if self.drafts[run[0].sample.index].stamps is not None and outcomes[0].revealed < run[0].plan.rows:
             sample = run[0].sample
             block = sample.block
@@ -200,7 +200,7 @@ def test_single_precision_and_its_kernels_give_the_same_text(tiny_model: Transfo
     single = deepcopy(tiny_model).float().prepare()
     for context in ("causal", "block"):
         policy = Verified(6, context)  # type: ignore[arg-type]
-        assert texts(engine_of(single, policy, max_batch=3), prompts, 30) == texts(
+        assert texts(engine_of(single, policy, batch_size=3), prompts, 30) == texts(
             engine_of(tiny_model, policy), prompts, 30
         )
 
@@ -225,7 +225,7 @@ def test_a_verification_carries_the_next_draft() -> None:
     found = {}
     for ahead in ("always", "never"):
         trace = Trace()
-        engine = Engine(model, decode=Verified(ahead=ahead), checked=True)  # type: ignore[arg-type]
+        engine = Engine(model, policy=Verified(ahead=ahead), checked=True)  # type: ignore[arg-type]
         found[ahead] = (texts(engine, [prompt], 96, trace=trace), trace.forwards)
     assert found["always"][0] == found["never"][0]
     assert found["always"][1] < found["never"][1]
@@ -267,7 +267,7 @@ def test_what_makes_no_sense_is_one_line(tiny_model: Transformer, options: dict,
 
 def test_rules_temperature_and_trajectories_are_refused(tiny_model: Transformer) -> None:
     with pytest.raises(UsageError, match="rule trim could take work from"):
-        Engine(tiny_model, decode=Verified(), reuse=(parse_rule("trim"),))
+        Engine(tiny_model, policy=Verified(), rules=(parse_rule("trim"),))
     with pytest.raises(UsageError, match="decodes greedily"):
         engine_of(tiny_model).generate([(5,)], max_new_tokens=1, sampling=Sampling(temperature=1.0))
     with pytest.raises(UsageError, match="score with that estimator"):
@@ -283,13 +283,13 @@ def test_rules_temperature_and_trajectories_are_refused(tiny_model: Transformer)
         min_size=1,
         max_size=5,
     ),
-    max_batch=st.integers(1, 3),
+    batch_size=st.integers(1, 3),
 )
-def test_the_autoregressive_estimator_scores_row_by_row(tiny_model: Transformer, requests, max_batch: int) -> None:
+def test_the_autoregressive_estimator_scores_row_by_row(tiny_model: Transformer, requests, batch_size: int) -> None:
     """Against blocks of one row, whose trajectory is the same text one token at a time."""
     asked = [ScoreRequest(tuple(context), tuple(continuation)) for context, continuation in requests]
     by_index = lambda score: score.index  # noqa: E731
-    found = sorted(engine_of(tiny_model, max_batch=max_batch).score(asked, estimator="autoregressive"), key=by_index)
+    found = sorted(engine_of(tiny_model, batch_size=batch_size).score(asked, estimator="autoregressive"), key=by_index)
     rows = Engine(tiny_model, decoding=decoding_of_one_row(tiny_model))
     for one, other in zip(found, sorted(rows.score(asked), key=by_index), strict=True):
         assert one.loglikelihood == pytest.approx(other.loglikelihood, abs=1e-9)

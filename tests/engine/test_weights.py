@@ -20,7 +20,7 @@ from stepsaver.engine.models.layouts import Halves, Packed, Plain, keep_halves
 from stepsaver.engine.models.linear import Kept, Linear, halves_problem
 from stepsaver.engine.models.load import load_model, random_model, save_weights
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.evaluation.open_model import open_model
 from tests.conftest import GOLDEN, sharpened, tiny_config
 from tests.engine.golden_cases import decode_case, read_golden
@@ -63,8 +63,8 @@ def write_checkpoint(folder: Path, stored: torch.dtype, *, tied: bool = False, m
     return folder
 
 
-def tokens(model: Transformer, rules: tuple[ReuseRule, ...] = ()) -> list[list[int]]:
-    return [each.ids for each in generate(engine_of(model, rules, max_batch=3), list(PROMPTS), 30)]
+def tokens(model: Transformer, rules: tuple[Rule, ...] = ()) -> list[list[int]]:
+    return [each.ids for each in generate(engine_of(model, rules, batch_size=3), list(PROMPTS), 30)]
 
 
 @served
@@ -87,7 +87,7 @@ def test_every_kind_of_checkpoint_gives_the_tokens_of_double_precision(
 @served
 @pytest.mark.parametrize("rules", [(), *ACTING_SETS], ids=named)
 def test_every_rule_gives_the_tokens_of_double_precision(
-    half_models: tuple[Transformer, Transformer], rules: tuple[ReuseRule, ...]
+    half_models: tuple[Transformer, Transformer], rules: tuple[Rule, ...]
 ) -> None:
     double, half = half_models
     assert tokens(half, rules) == tokens(double, rules)

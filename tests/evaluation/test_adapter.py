@@ -279,7 +279,7 @@ def test_throughput_of_both_paths(byte_tokenizer: TextTokenizer) -> None:
 @pytest.fixture(scope="module")
 def tiny_lm(byte_tokenizer: TextTokenizer) -> StepsaverLM:
     config = tiny_config(vocab=VOCABULARY, mask_id=MASK_ID, stop_ids=(END_ID,), bos_id=END_ID)
-    engine = Engine(sharpened(random_model(config, dtype=torch.float64, seed=3)), max_batch=3)
+    engine = Engine(sharpened(random_model(config, dtype=torch.float64, seed=3)), batch_size=3)
     return StepsaverLM(engine, byte_tokenizer)
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.embedded import MODEL_FOLDER
 from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests, evaluate_task
@@ -37,7 +37,7 @@ def tokenizer() -> TextTokenizer:
 def _engine(model: Transformer, *rules: str) -> Engine:
     mask_id = read_mask_id(MODEL_FOLDER) if model.config.mask_id is None else None
     decoding = resolve_decoding(model.config, mask_id=mask_id)
-    return Engine(model, reuse=tuple(map(parse_rule, rules)), max_batch=8, decoding=decoding)
+    return Engine(model, rules=tuple(map(parse_rule, rules)), batch_size=8, decoding=decoding)
 
 
 @pytest.mark.parametrize(

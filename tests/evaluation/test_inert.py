@@ -3,7 +3,7 @@
 import pytest
 
 from stepsaver.engine.prediction import SELF
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules, most_steps
 
 ONE_TOKEN = [ScoredLengths(500, 1), ScoredLengths(31, 1), ScoredLengths(32, 1)]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from lm_eval.api.registry import get_model
 
-from stepsaver.engine.decode.factor import Factor
-from stepsaver.engine.decode.policy import parse_policy, policy_text
-from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.policies.factor import Factor
+from stepsaver.engine.policies.policy import parse_policy, policy_text
+from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.evaluation import lm_eval_cli
 from stepsaver.evaluation.embedded import TASKS_FOLDER
 from stepsaver.evaluation.lm_eval_cli import ModelArguments, RegisteredLM, main, option_values, read_arguments

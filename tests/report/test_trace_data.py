@@ -5,9 +5,9 @@ import json
 import pytest
 
 from stepsaver.engine.base_plan import commit_plan
-from stepsaver.engine.decode.policy import parse_policy
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.report.trace_data import Frame, Proposal, Run, _denoising_frame, _Seen, first_difference
 from tests.report.traces import BLOCK, PROMPTS, document_of, engine_of, traced
 

@@ -11,9 +11,9 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from stepsaver.engine.decode.policy import parse_policy
-from stepsaver.engine.decoder import StepEvent
+from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.report.watch import Watch
 from stepsaver.report.watch import _legend as watch_legend
 from tests.conftest import GOLDEN

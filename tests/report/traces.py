@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from stepsaver.engine.decode.policy import Policy
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.policies.policy import Policy
+from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.report.trace_data import Run, Text, TraceDocument, TraceRecorder, trace_document
 
 BLOCK = 8
@@ -18,14 +18,14 @@ def engine_of(
     model: Transformer,
     *rules: str,
     stop_ids: tuple[int, ...] = (),
-    max_batch: int = 2,
+    batch_size: int = 2,
     policy: Policy | None = None,
 ) -> Engine:
     return Engine(
         model,
-        decode=policy or Threshold(0.5),
-        reuse=tuple(map(parse_rule, rules)),
-        max_batch=max_batch,
+        policy=policy or Threshold(0.5),
+        rules=tuple(map(parse_rule, rules)),
+        batch_size=batch_size,
         decoding=resolve_decoding(model.config, sub_block_size=4, stop_ids=stop_ids),
     )
 

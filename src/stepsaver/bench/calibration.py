@@ -18,8 +18,8 @@ from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import PartName
 from stepsaver.engine.packing import Step
-from stepsaver.engine.reuse.layer_groups import group_size
 from stepsaver.engine.rows import row_index
+from stepsaver.engine.rules.layer_groups import group_size
 
 KINDS = ("masked", "just revealed", "revealed earlier")
 PARTS: tuple[PartName, ...] = ("attention", "mlp")
@@ -93,8 +93,8 @@ def calibrate(engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int,
     recorder = DriftRecorder(layers, max_age, engine.decoding.mask_id)
     watched = Engine(
         engine.model,
-        decode=engine.policy,
-        max_batch=engine.max_batch,
+        policy=engine.policy,
+        batch_size=engine.batch_size,
         decoding=engine.decoding,
         observe=recorder.observe,
     )

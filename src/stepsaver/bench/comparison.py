@@ -9,11 +9,11 @@ from typing import Any
 
 from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.engine.cost import ceiling, predicted_speed_up
-from stepsaver.engine.decode.policy import DEFAULT_POLICY, parse_policy
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.policies.policy import DEFAULT_POLICY, parse_policy
 from stepsaver.engine.row_costs import predicted_speed_up_here
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import DENOISING, Trace
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
@@ -29,7 +29,7 @@ class Config:
 
     def engine(self, model: Transformer, batch_size: int, forward_rows: float) -> Engine:
         rules, policy = tuple(map(parse_rule, self.rules)), parse_policy(self.policy)
-        return Engine(model, decode=policy, reuse=rules, max_batch=batch_size, forward_rows=forward_rows)
+        return Engine(model, policy=policy, rules=rules, batch_size=batch_size, forward_rows=forward_rows)
 
 
 @dataclass

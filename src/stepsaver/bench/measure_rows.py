@@ -16,10 +16,9 @@ import torch
 from scipy.optimize import isotonic_regression
 
 from stepsaver.bench.machine import device_name
+from stepsaver.engine.batch import BatchContext, Turn, execute
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
-from stepsaver.engine.decode.fixed import Fixed
-from stepsaver.engine.decoder import Decoder, Turn, execute
-from stepsaver.engine.decoding import Decoding, resolve_decoding
+from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.denoise import Denoising
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.forward import Memory
@@ -27,6 +26,7 @@ from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import LayerRows, StepPlan
+from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.row_costs import RowCosts
 from stepsaver.engine.rows import NO_ROWS, rows_between
 from stepsaver.engine.sampling import Sampling
@@ -59,7 +59,7 @@ class Scratch:
     """Samples without a text, whose forwards read and write caches that nobody else uses."""
 
     model: Transformer
-    decoding: Decoding
+    decoding: DecodingSettings
     layout: Layout  # the largest that is run
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Scratch:
             part.zero_()  # what happens to be in memory may be no number
         memory = Memory(cache, None, model.rotations(capacity))
         decoding = replace(self.decoding, prefix_cache=True)
-        self.plain = Decoder(model, memory, Denoising(Fixed()), decoding, (), Sampling(), slots)
+        self.plain = BatchContext(model, memory, Denoising(Fixed()), decoding, (), Sampling(), slots)
         self.keeping = replace(self.plain, memory=memory._replace(deltas=deltas))
         request = Request((0,), SAMPLE_ROWS, request_key((0,), None))
         self.samples: list[Sample] = [self.plain.moves.join(self.plain, slot, request, slot) for slot in range(slots)]
@@ -102,7 +102,7 @@ Taken = dict[tuple[Layout, Runs], float]  # seconds
 def measure_row_costs(
     model: Transformer,
     *,
-    decoding: Decoding | None = None,
+    decoding: DecodingSettings | None = None,
     budget_seconds: float = BUDGET_SECONDS,
 ) -> RowCosts:
     """Takes the budget at most, about, and less for a small model; of a large one fewer rows are measured."""
@@ -140,7 +140,7 @@ def measure_row_costs(
 
 
 def _part_seconds(
-    model: Transformer, decoding: Decoding, layouts: Sequence[Layout], until: float
+    model: Transformer, decoding: DecodingSettings, layouts: Sequence[Layout], until: float
 ) -> tuple[dict[str, list[float]], float]:
     """By part, what all layers take of it in each layout; and what packing one more sample's rows does."""
     largest = layouts[-1]
@@ -159,7 +159,7 @@ def _part_seconds(
     return parts, max(step, 0.0)
 
 
-def _context_seconds(model: Transformer, decoding: Decoding, long: int, until: float) -> tuple[float, float]:
+def _context_seconds(model: Transformer, decoding: DecodingSettings, long: int, until: float) -> tuple[float, float]:
     """What a query, a row of its context and a layer take; and what a row of a forward takes in all."""
     near, far = (Layout(4, max(min(SAMPLE_ROWS, long // 4) // 2, 1), seen) for seen in (long // 4, long))
     taken = _measure(Scratch(model, decoding, far), [(near, "whole"), (far, "whole")], until)
@@ -198,13 +198,13 @@ def _ascending(seconds: Sequence[float]) -> tuple[float, ...]:
     return tuple(isotonic_regression(np.maximum(seconds, 0.0)).x.tolist())
 
 
-def _tick_seconds(model: Transformer, decoding: Decoding) -> tuple[float, float]:
+def _tick_seconds(model: Transformer, decoding: DecodingSettings) -> tuple[float, float]:
     """What a tick takes beside its forward, and what each sample in it does: real decodes of few and more samples."""
     taken: dict[int, list[float]] = {batch: [] for batch in TICK_BATCHES}
     for _ in range(LEAST_REPEATS):
         for batch, seconds in taken.items():
             trace = Trace()
-            engine = Engine(model, decode=Fixed(), max_batch=batch, decoding=replace(decoding, stop_ids=()))
+            engine = Engine(model, policy=Fixed(), batch_size=batch, decoding=replace(decoding, stop_ids=()))
             for _ in engine.generate([Prompt((0,))] * batch, max_new_tokens=TICK_TOKENS, trace=trace):
                 pass
             seconds += [record.seconds - record.forward_seconds for record in trace.records]

@@ -18,11 +18,11 @@ from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.step_counts import count_steps
 from stepsaver.engine.cost import cost_by_kind, trace_cost
-from stepsaver.engine.decode.policy import parse_policy
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Weights
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.row_costs import RowCosts, predicted_total
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
@@ -64,7 +64,7 @@ class Session:
     device: torch.device
     weights: Weights
     tokenizer: TextTokenizer
-    decoding: Decoding
+    decoding: DecodingSettings
     batch_size: int
     loading_seconds: float
     is_alone: bool = True  # on its machine, as far as this run knows: its timings can be compared
@@ -87,7 +87,7 @@ class Session:
         caches = {name: value for name in CACHES if (value := getattr(config, name)) is not None}
         decoding = replace(self.decoding, join=config.join or experiment.spec.decoding.join, **caches)
         return Engine(
-            self.model, decode=policy, reuse=config.reuse_rules(), max_batch=self.batch_size, decoding=decoding
+            self.model, policy=policy, rules=config.parsed_rules(), batch_size=self.batch_size, decoding=decoding
         )
 
 

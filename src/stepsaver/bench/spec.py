@@ -12,14 +12,14 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from stepsaver.engine.decode.policy import DEFAULT_POLICY, parse_policy, policy_text
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, shown, unknown_name
 from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.joins import Join
 from stepsaver.engine.models.config import MOST_BLOCK_ROWS
-from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
+from stepsaver.engine.policies.policy import DEFAULT_POLICY, parse_policy, policy_text
+from stepsaver.engine.rules.rule import Rule, parse_rule
 
 FILE = "experiment.yaml"
 # What jobs are submitted with already, and where that is said.
@@ -107,7 +107,7 @@ class ConfigSpec(WithPolicy):
     baseline: str | None = None
     success: Success | None = None
 
-    def reuse_rules(self) -> tuple[ReuseRule, ...]:
+    def parsed_rules(self) -> tuple[Rule, ...]:
         return tuple(map(parse_rule, self.rules))
 
 
@@ -157,8 +157,8 @@ class DecodingSpec(WithPolicy):
     block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
     sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
     mask_id: int | None = Field(default=None, ge=0)
-    prefix_cache: bool = Decoding.prefix_cache
-    block_cache: bool = Decoding.block_cache
+    prefix_cache: bool = DecodingSettings.prefix_cache
+    block_cache: bool = DecodingSettings.block_cache
     join: Join = "none"  # nothing that a run does is left to a timing
     max_new_tokens: int = Field(default=NEW_TOKENS, ge=1, le=MOST_COUNT)  # where a task sets no limit
 
@@ -338,7 +338,7 @@ def _layer_groups(config: ConfigSpec, layers: int | None) -> dict[str, frozenset
     """The layers that a config's rules choose, if the depth is known; whatever is wrong with it is said here."""
     if config.policy:
         parse_policy(config.policy)
-    rules = config.reuse_rules()
+    rules = config.parsed_rules()
     if layers is None:
         return {}
     for rule in rules:

@@ -13,11 +13,11 @@ import torch
 from stepsaver.bench.bare import BareModel, forward_shape
 from stepsaver.bench.limit import step_times
 from stepsaver.engine.cost import Machine
-from stepsaver.engine.decode.fixed import Fixed
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import ReuseRule, parse_rule
+from stepsaver.engine.policies.fixed import Fixed
+from stepsaver.engine.rules.rule import Rule, parse_rule
 from stepsaver.engine.trace import ForwardRecord, Trace
 
 RULES = ("near_rows:ahead=0", "light_commit:settle=1")  # what steps with rules are measured with
@@ -49,10 +49,10 @@ def spread(values: list[float]) -> Spread:
     return Spread(median(values), min(values), max(values))
 
 
-def fixed_engine(model: Transformer, *, batch: int, rows_per_step: int, rules: tuple[ReuseRule, ...] = ()) -> Engine:
+def fixed_engine(model: Transformer, *, batch: int, rows_per_step: int, rules: tuple[Rule, ...] = ()) -> Engine:
     """Never stops before its limit and reveals a fixed number of rows, so that the number of steps is known."""
     decoding = resolve_decoding(model.config, stop_ids=())
-    return Engine(model, decode=Fixed(rows_per_step), reuse=rules, max_batch=batch, decoding=decoding)
+    return Engine(model, policy=Fixed(rows_per_step), rules=rules, batch_size=batch, decoding=decoding)
 
 
 def random_prompts(model: Transformer, lengths: list[int], limits: list[int]) -> list[Prompt]:

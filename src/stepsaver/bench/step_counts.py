@@ -6,7 +6,7 @@ from typing import Any
 
 from stepsaver.engine.cost import ceiling
 from stepsaver.engine.engine import Engine
-from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.trace import DENOISING, ForwardRecord, LayersRun, SampleStep, Trace
 
 # Which sample it was and what it revealed cost nothing; context is summed, as operations grow with it in a line.
@@ -27,7 +27,7 @@ def count_steps(trace: Trace) -> StepCounts:
     return [[number, contexts[group], *group] for group, number in steps.items()]
 
 
-def counted_ceiling(engine: Engine, rules: tuple[ReuseRule, ...], chunks: Iterable[StepCounts]) -> float | None:
+def counted_ceiling(engine: Engine, rules: tuple[Rule, ...], chunks: Iterable[StepCounts]) -> float | None:
     """The ceiling of declared rules over the counted steps of the baseline; none where no step was taken."""
     totals: dict[Group, list[int]] = defaultdict(lambda: [0, 0])
     for counts in chunks:

@@ -117,7 +117,7 @@ def build_summary(
         "predicted_speed_up": _predicted(timings, base_timings),
         "predicted_here": _predicted_here(pairs),
         "ceiling": counted_ceiling(
-            opened.runner.engine, opened.runner.config.reuse_rules(), (each["steps"] for each in base_timings)
+            opened.runner.engine, opened.runner.config.parsed_rules(), (each["steps"] for each in base_timings)
         ),
         "throughput": {
             "tokens": total["tokens"],

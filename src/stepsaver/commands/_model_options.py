@@ -78,12 +78,12 @@ def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
 
 def build_engine(options: argparse.Namespace, opened: "OpenModel") -> "Engine":
     """Checks policy and rules, then loads the weights."""
-    from stepsaver.engine.decode.policy import parse_policy, policy_text
-    from stepsaver.engine.reuse.rule import parse_rule
+    from stepsaver.engine.policies.policy import parse_policy, policy_text
+    from stepsaver.engine.rules.rule import parse_rule
 
     policy = parse_policy(policy_text(options.policy, options.threshold))
     rules = tuple(parse_rule(text) for text in options.rule)
-    return opened.engine(policy, rules, max_batch=options.batch_size)
+    return opened.engine(policy, rules, batch_size=options.batch_size)
 
 
 def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
         "decoding": asdict(engine.decoding),
         "policy": registry.describe(engine.policy),
         "rules": [registry.describe(rule) for rule in engine.rules],
-        "batch_size": engine.max_batch,
+        "batch_size": engine.batch_size,
     }
 
 

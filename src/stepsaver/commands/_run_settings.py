@@ -48,7 +48,7 @@ def with_settings(experiment: "Experiment", options: argparse.Namespace) -> "Exp
 
 
 def _policy(options: argparse.Namespace) -> str | None:
-    from stepsaver.engine.decode.policy import parse_policy, policy_text
+    from stepsaver.engine.policies.policy import parse_policy, policy_text
 
     if options.policy is None and options.threshold is None:
         return None

@@ -11,15 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepsaver.commands._json_lines import id_list, read_json_lines, text_of
-from stepsaver.commands._looking_on import (
-    OnStep,
-    TokenText,
-    add_looking_on_arguments,
-    check_looking_on,
-    decode_traced,
-    on_each_step,
-    watch_of,
-)
 from stepsaver.commands._model_options import (
     add_model_arguments,
     build_engine,
@@ -29,6 +20,15 @@ from stepsaver.commands._model_options import (
     throughput,
 )
 from stepsaver.commands._progress import progress
+from stepsaver.commands._watching import (
+    OnStep,
+    TokenText,
+    add_watching_arguments,
+    check_watching,
+    decode_traced,
+    on_each_step,
+    watch_of,
+)
 from stepsaver.engine.defaults import NEW_TOKENS
 from stepsaver.engine.errors import UsageError, shown
 
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    add_looking_on_arguments(parser)
+    add_watching_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
     sampling = Sampling(options.temperature, options.top_p, options.seed)
     opened = open_chosen_model(options)
-    against = check_looking_on(options, opened)
+    against = check_watching(options, opened)
     tokenizer = None if options.ids else opened.tokenizer
     text: TokenText = tokenizer.token_text if tokenizer else "{} ".format
     prompts = read_prompts(options, opened)

@@ -12,5 +12,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    print_registry("stepsaver.engine.decode", as_json=options.json)
+    print_registry("stepsaver.engine.policies", as_json=options.json)
     return 0

@@ -15,12 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.experiments import experiments_folder
     from stepsaver.bench.rule_figures import figures_of, stored_figures
-    from stepsaver.engine.reuse.rule import ReuseRule
+    from stepsaver.engine.rules.rule import Rule
 
     figures = stored_figures(experiments_folder())
 
     def more(made: type) -> dict[str, Any]:
-        rule = cast(type[ReuseRule], made)
+        rule = cast(type[Rule], made)
         found = figures_of(rule.name, figures)
         return {
             "for": rule.purpose,
@@ -30,5 +30,5 @@ def run(options: argparse.Namespace) -> int:
             else list(map(str, found)) or ["nothing is stored of it here"],
         }
 
-    print_registry("stepsaver.engine.reuse", as_json=options.json, more=more)
+    print_registry("stepsaver.engine.rules", as_json=options.json, more=more)
     return 0

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.models.config import ModelConfig
-from stepsaver.engine.reuse.rule import ReuseRule, Shares
+from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import DENOISING, ForwardRecord, SampleStep, Trace
 
 NOTHING = Shares()
@@ -150,7 +150,7 @@ def predicted_speed_up(
     return (seconds[0] / baseline.tokens_generated) / (seconds[1] / other.tokens_generated)
 
 
-def ceiling(config: ModelConfig, baseline: Trace, rules: tuple[ReuseRule, ...], decoding: Decoding) -> float:
+def ceiling(config: ModelConfig, baseline: Trace, rules: tuple[Rule, ...], decoding: DecodingSettings) -> float:
     """The speed-up of a rule set if everything that it may ever reuse cost nothing, where compute is the limit.
 
     Taken over the trace without reuse; what several rules may leave out is added up, so this is an upper bound.
@@ -162,7 +162,7 @@ def ceiling(config: ModelConfig, baseline: Trace, rules: tuple[ReuseRule, ...], 
     return plain / cheapest
 
 
-def _reusable(entry: SampleStep, rules: tuple[ReuseRule, ...], decoding: Decoding, layers: int) -> Shares:
+def _reusable(entry: SampleStep, rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int) -> Shares:
     """What several rules could leave out of a step together: all but the rows that are read, unless one needs none."""
     if entry.kind == "commit":
         shares = [rule.reusable_in_commit(entry, decoding) for rule in rules]

@@ -7,12 +7,9 @@ from typing import cast
 
 import torch
 
+from stepsaver.engine.batch import BatchContext, Moves, StepEvent
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
-from stepsaver.engine.decode.policy import DecodePolicy, Policy
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decode.verified import Verified
-from stepsaver.engine.decoder import Decoder, Moves, StepEvent
-from stepsaver.engine.decoding import Decoding, resolve_decoding
+from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.defaults import BATCH_SIZE
 from stepsaver.engine.denoise import Denoising
 from stepsaver.engine.errors import UsageError, shown, unknown_name
@@ -21,7 +18,10 @@ from stepsaver.engine.forward import Memory, Observe
 from stepsaver.engine.generate import decode
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import ReuseRule, check_rules
+from stepsaver.engine.policies.policy import Policy, RevealPolicy
+from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.policies.verified import Verified
+from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import Score, ScoreRequest, merge_requests, scores_of
 from stepsaver.engine.score_once import IN_ONE_FORWARD, Prepare, run_once
@@ -52,7 +52,7 @@ class Completion:
 class Engine:
     """Decodes prompts with one model and one configuration. Keeps no state between calls.
 
-    `reuse` rules are applied left to right. `checked` proves before each step that nothing stale is read;
+    `rules` are applied left to right. `checked` proves before each step that nothing stale is read;
     `observe` sees every delta that is computed.
     `forward_rows` is what a forward costs beside its rows, in rows, where it was measured (`RowCosts.forward_rows`):
     verified drafts choose their length by it, and `join=auto` whether commits share a forward.
@@ -62,29 +62,29 @@ class Engine:
         self,
         model: Transformer,
         *,
-        decode: Policy | None = None,
-        reuse: tuple[ReuseRule, ...] = (),
-        max_batch: int = BATCH_SIZE,
-        decoding: Decoding | None = None,
+        policy: Policy | None = None,
+        rules: tuple[Rule, ...] = (),
+        batch_size: int = BATCH_SIZE,
+        decoding: DecodingSettings | None = None,
         checked: bool = False,
         observe: Observe | None = None,
         forward_rows: float | None = None,
     ) -> None:
-        if max_batch < 1:
-            raise UsageError(f"batch size {max_batch} is not positive")
+        if batch_size < 1:
+            raise UsageError(f"batch size {batch_size} is not positive")
         self.model = model
-        self.policy: Policy = decode or Threshold()
-        self.rules = reuse
-        self.max_batch = max_batch
+        self.policy: Policy = policy or Threshold()
+        self.rules = rules
+        self.batch_size = batch_size
         self.decoding = decoding or resolve_decoding(model.config)
         self.checked = checked
         self.observe = observe
         self.forward_rows = forward_rows
-        check_rules(reuse, self.decoding, model.config.layers)
+        check_rules(rules, self.decoding, model.config.layers)
         if isinstance(self.policy, Verified):
             self.policy.check(self.decoding)
-            if reuse:
-                raise UsageError(f"policy verified runs no step that rule {reuse[0].name} could take work from")
+            if rules:
+                raise UsageError(f"policy verified runs no step that rule {rules[0].name} could take work from")
 
     def generate(
         self,
@@ -146,17 +146,17 @@ class Engine:
     def _score_by_trajectory(self, requests: list[ScoreRequest], trace: Trace) -> Iterator[Score]:
         merged = merge_requests(requests)
         decoding = replace(self.decoding, stop_ids=())  # a continuation is scored to its end whatever it holds
-        decoder = self._decoder([each.request for each in merged], trace, decoding=decoding)
-        for sample in decode(decoder, [each.request for each in merged], trace):
+        batch = self._batch([each.request for each in merged], trace, decoding=decoding)
+        for sample in decode(batch, [each.request for each in merged], trace):
             yield from scores_of(merged[sample.index], sample)
 
     def _score_once(self, requests: list[ScoreRequest], prepare: Prepare, trace: Trace) -> Iterator[Score]:
         longest = max(len(each.context_ids) + len(each.continuation_ids) + 1 for each in requests)
-        slots = min(self.max_batch, len(requests))
+        slots = min(self.batch_size, len(requests))
         memory = self._memory(slots, longest)
         trace.cache_bytes, trace.places = memory.cache.bytes, slots
-        for start in range(0, len(requests), self.max_batch):
-            group = requests[start : start + self.max_batch]
+        for start in range(0, len(requests), self.batch_size):
+            group = requests[start : start + self.batch_size]
             started = perf_counter()
             forwards = [prepare(each, slot, self.decoding, self.model.config.layers) for slot, each in enumerate(group)]
             found = run_once(self.model, memory, forwards, self.decoding.mask_id)
@@ -188,26 +188,26 @@ class Engine:
     ) -> Iterator[Completion]:
         if not requests:
             return
-        decoder = self._decoder(requests, trace, sampling=sampling, on_step=on_step, finished=finished)
-        for sample in decode(decoder, requests, trace):
+        batch = self._batch(requests, trace, sampling=sampling, on_step=on_step, finished=finished)
+        for sample in decode(batch, requests, trace):
             assert sample.ending is not None
             yield Completion(sample.index, sample.generated, sample.ending.finish, sample.steps)
 
-    def _decoder(
+    def _batch(
         self,
         requests: list[Request],
         trace: Trace,
         *,
-        decoding: Decoding | None = None,
+        decoding: DecodingSettings | None = None,
         sampling: Sampling | None = None,
         on_step: Callable[[StepEvent], None] | None = None,
         finished: Callable[[list[int]], bool] | None = None,
-    ) -> Decoder:
-        slots = min(self.max_batch, len(requests))
+    ) -> BatchContext:
+        slots = min(self.batch_size, len(requests))
         memory = self._memory(slots, max(request.end for request in requests))
         trace.places = slots
         trace.cache_bytes = memory.cache.bytes + (memory.deltas.bytes if memory.deltas else 0)
-        return Decoder(
+        return BatchContext(
             self.model,
             memory,
             self._moves(),
@@ -224,7 +224,7 @@ class Engine:
     def _moves(self) -> Moves:
         if isinstance(self.policy, Verified):
             return Verifying(self.policy)
-        return Denoising(cast(DecodePolicy, self.policy))
+        return Denoising(cast(RevealPolicy, self.policy))
 
     def _memory(self, slots: int, positions: int) -> Memory:
         """Caches for `slots` samples of that many positions, in whole blocks."""
@@ -249,7 +249,7 @@ class Engine:
 
 
 def check_prompt(
-    prompt: Prompt, config: ModelConfig, decoding: Decoding, max_new_tokens: int, place: str
+    prompt: Prompt, config: ModelConfig, decoding: DecodingSettings, max_new_tokens: int, place: str
 ) -> tuple[int, ...]:
     """The prompt's ids if the model can take them. An empty prompt stands for the bos token."""
     if max_new_tokens < 0:

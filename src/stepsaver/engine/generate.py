@@ -9,27 +9,25 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from time import perf_counter
 
-from stepsaver.engine.decoder import Decoder, Execution, Outcome, Turn, execute
+from stepsaver.engine.batch import BatchContext, Execution, Outcome, Turn, execute
 from stepsaver.engine.prefill import prefill
 from stepsaver.engine.state import Request, Sample
 from stepsaver.engine.trace import ForwardRecord, SampleStep, Trace, sample_step
 
 
-def decode(decoder: Decoder, requests: Iterable[Request], trace: Trace) -> Iterator[Sample]:
+def decode(batch: BatchContext, requests: Iterable[Request], trace: Trace) -> Iterator[Sample]:
     """Decodes all requests, at most `slots` at a time, and yields each sample when it is finished."""
     waiting = deque(enumerate(requests))
-    free = list(range(decoder.slots))[::-1]
+    free = list(range(batch.slots))[::-1]
     active: list[Sample] = []
     while waiting or active:
-        joining = [
-            decoder.moves.join(decoder, *waiting.popleft(), free.pop()) for _ in range(min(len(free), len(waiting)))
-        ]
-        for started, execution, outcomes in prefill(decoder, [each for each in joining if not each.is_finished]):
-            _record(decoder, trace, execution, outcomes, started=started, waiting=len(waiting))
+        joining = [batch.moves.join(batch, *waiting.popleft(), free.pop()) for _ in range(min(len(free), len(waiting)))]
+        for started, execution, outcomes in prefill(batch, [each for each in joining if not each.is_finished]):
+            _record(batch, trace, execution, outcomes, started=started, waiting=len(waiting))
         active += joining
         running = [sample for sample in active if not sample.is_finished]
         if running:
-            _tick(decoder, running, trace, waiting=len(waiting))
+            _tick(batch, running, trace, waiting=len(waiting))
         leaving = [sample for sample in active if sample.is_finished]
         active = [sample for sample in running if not sample.is_finished]
         for sample in leaving:
@@ -39,36 +37,36 @@ def decode(decoder: Decoder, requests: Iterable[Request], trace: Trace) -> Itera
             yield sample
 
 
-def _tick(decoder: Decoder, samples: list[Sample], trace: Trace, *, waiting: int) -> None:
+def _tick(batch: BatchContext, samples: list[Sample], trace: Trace, *, waiting: int) -> None:
     """Gives every sample its next step: plans them, runs them in one forward, and acts on what it proposed."""
     started = perf_counter()
-    planned = [decoder.moves.turns(decoder, sample) for sample in samples]
-    execution = execute(decoder, [turn for turns in planned for turn in turns])
+    planned = [batch.moves.turns(batch, sample) for sample in samples]
+    execution = execute(batch, [turn for turns in planned for turn in turns])
     outcomes: list[Outcome] = []
     for turns in planned:
         mine = slice(len(outcomes), len(outcomes) + len(turns))
-        outcomes += decoder.moves.take(decoder, execution.turns[mine], execution.proposals[mine])
-    _record(decoder, trace, execution, outcomes, started=started, waiting=waiting)
+        outcomes += batch.moves.take(batch, execution.turns[mine], execution.proposals[mine])
+    _record(batch, trace, execution, outcomes, started=started, waiting=waiting)
 
 
 def _record(
-    decoder: Decoder, trace: Trace, execution: Execution, outcomes: list[Outcome], *, started: float, waiting: int
+    batch: BatchContext, trace: Trace, execution: Execution, outcomes: list[Outcome], *, started: float, waiting: int
 ) -> None:
     """Writes down what a forward executed, for the trace, for each sample, and for those who watch."""
-    entries = tuple(_entry(decoder, *each) for each in zip(execution.turns, outcomes, strict=True))
+    entries = tuple(_entry(batch, *each) for each in zip(execution.turns, outcomes, strict=True))
     for turn, entry in zip(execution.turns, entries, strict=True):
         turn.sample.steps.append(entry)
     trace.add(ForwardRecord(perf_counter() - started, execution.seconds, execution.layers, entries, waiting))
     trace.guesses_right += sum(outcome.guess == "right" for outcome in outcomes)
     trace.guesses_wrong += sum(outcome.guess == "wrong" for outcome in outcomes)
     for outcome in outcomes:  # after the record: the time of those who watch is not the decode's
-        if decoder.on_step and outcome.event:
-            decoder.on_step(outcome.event)
+        if batch.on_step and outcome.event:
+            batch.on_step(outcome.event)
 
 
-def _entry(decoder: Decoder, turn: Turn, outcome: Outcome) -> SampleStep:
+def _entry(batch: BatchContext, turn: Turn, outcome: Outcome) -> SampleStep:
     step, view = turn.step, turn.view
-    recomputes = not decoder.decoding.prefix_cache and view is not None and not step.plan.is_empty
+    recomputes = not batch.decoding.prefix_cache and view is not None and not step.plan.is_empty
     return sample_step(
         turn.sample.index,
         step.plan,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.forward import Memory, run_step
@@ -24,10 +24,10 @@ class ScoringForward(NamedTuple):
     targets: tuple[int, ...]
 
 
-Prepare = Callable[[ScoreRequest, int, Decoding, int], ScoringForward]
+Prepare = Callable[[ScoreRequest, int, DecodingSettings, int], ScoringForward]
 
 
-def reference(request: ScoreRequest, slot: int, decoding: Decoding, layers: int) -> ScoringForward:
+def reference(request: ScoreRequest, slot: int, decoding: DecodingSettings, layers: int) -> ScoringForward:
     """The reference's estimator: the first target token masked, the others and a stop token shown.
 
     Only the first token is scored.
@@ -42,7 +42,7 @@ def reference(request: ScoreRequest, slot: int, decoding: Decoding, layers: int)
     return ScoringForward(step, request.continuation_ids[:1])
 
 
-def autoregressive(request: ScoreRequest, slot: int, decoding: Decoding, layers: int) -> ScoringForward:
+def autoregressive(request: ScoreRequest, slot: int, decoding: DecodingSettings, layers: int) -> ScoringForward:
     """All tokens of the continuation by causal rows: how likely autoregressive decoding writes it."""
     if not decoding.prediction.opens_blocks:
         raise UsageError("the autoregressive estimator needs rows that predict the token after them")
@@ -51,7 +51,9 @@ def autoregressive(request: ScoreRequest, slot: int, decoding: Decoding, layers:
     return ScoringForward(_step(slot, shown[:-1], scored, decoding, layers, block_size=1), request.continuation_ids)
 
 
-def _step(slot: int, shown: list[int], scored: Rows, decoding: Decoding, layers: int, *, block_size: int) -> Step:
+def _step(
+    slot: int, shown: list[int], scored: Rows, decoding: DecodingSettings, layers: int, *, block_size: int
+) -> Step:
     plan = whole_plan(
         "prefill",
         window=rows_between(0, len(shown)),

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.plan import LayerRun, StepPlan
 from stepsaver.engine.rows import NO_ROWS, Rows, first_row, row_index, rows_between
 from stepsaver.engine.sampling import Proposals
@@ -195,7 +195,7 @@ class BlockState:
 
 
 def new_block(
-    start: int, given: tuple[int, ...], *, decoding: Decoding, layers: int, last: int | None = None
+    start: int, given: tuple[int, ...], *, decoding: DecodingSettings, layers: int, last: int | None = None
 ) -> BlockState:
     """A block that opens with given tokens; the rest is masked, and stays so from position `last` on."""
     size = decoding.block_size

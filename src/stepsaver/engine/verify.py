@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepsaver.engine.base_plan import commit_plan, prefill_plan
+from stepsaver.engine.batch import BatchContext, Outcome, StepEvent, Turn
 from stepsaver.engine.checks import assert_verified, stamp_positions
-from stepsaver.engine.decode.verified import Verified
-from stepsaver.engine.decoder import Decoder, Outcome, StepEvent, Turn
 from stepsaver.engine.denoise import begin_block, commit, join_in_blocks
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import Kind, StepPlan, whole_plan
+from stepsaver.engine.policies.verified import Verified
 from stepsaver.engine.rows import NO_ROWS, Rows, rows_between
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import NEVER, Ending, Request, Sample, ending_of
@@ -45,83 +45,83 @@ class Verifying:
     def context_block_size(self) -> int | None:
         return 1 if self.policy.context == "causal" else None
 
-    def join(self, decoder: Decoder, index: int, request: Request, slot: int) -> Sample:
-        sample = join_in_blocks(decoder, index, request, slot)
+    def join(self, batch: BatchContext, index: int, request: Request, slot: int) -> Sample:
+        sample = join_in_blocks(batch, index, request, slot)
         draft = self.drafts[index] = Draft(verified=len(sample.context))
-        if decoder.checked:
-            draft.stamps = np.full(request.end + decoder.decoding.block_size, NEVER)
+        if batch.checked:
+            draft.stamps = np.full(request.end + batch.decoding.block_size, NEVER)
             draft.stamps[: draft.verified] = sample.context
         return sample
 
-    def turns(self, decoder: Decoder, sample: Sample) -> list[Turn]:
+    def turns(self, batch: BatchContext, sample: Sample) -> list[Turn]:
         """A draft, the verification of one (with the next draft, where that pays), or the commit of a block."""
         draft, block = self.drafts[sample.index], sample.block
         if not block.masked and self.policy.context == "block":
-            steps = [self._commit_step(decoder, sample)]
+            steps = [self._commit_step(batch, sample)]
         elif draft.tokens:
-            steps = self._verify_steps(decoder, sample, draft)
+            steps = self._verify_steps(batch, sample, draft)
         else:
             first = block.start + block.known - 1
-            steps = [self._draft_step(decoder, sample, first, int(block.tokens[block.known - 1]))]
+            steps = [self._draft_step(batch, sample, first, int(block.tokens[block.known - 1]))]
             if draft.verified < first:  # what is left of a prompt after its whole blocks
-                steps.append(self._causal_step(decoder, sample, draft.verified, first))
+                steps.append(self._causal_step(batch, sample, draft.verified, first))
         if draft.stamps is not None:
             assert_verified(steps, draft.stamps, [*sample.context, *block.tokens[: block.known].tolist()])
         return [Turn(sample, block, step) for step in steps]
 
-    def _draft_step(self, decoder: Decoder, sample: Sample, first: int, token: int) -> Step:
+    def _draft_step(self, batch: BatchContext, sample: Sample, first: int, token: int) -> Step:
         """Rows from the last known one on, which see each other: one token, and masks up to the span's end."""
-        count = self._span(decoder, sample, first)
-        tokens = np.array([token] + [decoder.decoding.mask_id] * count)
-        plan = _plan(decoder, "draft", rows=count + 1, reads=count)
+        count = self._span(batch, sample, first)
+        tokens = np.array([token] + [batch.decoding.mask_id] * count)
+        plan = _plan(batch, "draft", rows=count + 1, reads=count)
         return Step(sample.slot, first, tokens, len(tokens), plan)
 
-    def _span(self, decoder: Decoder, sample: Sample, first: int) -> int:
+    def _span(self, batch: BatchContext, sample: Sample, first: int) -> int:
         """How many tokens are drafted after position `first`: never beyond its next token's block, nor the limit."""
-        size = decoder.decoding.block_size
+        size = batch.decoding.block_size
         most = min((first + 1) // size * size + size, sample.request.end) - first - 1
         span = self.policy.span
         if span == "auto":
             acceptance = round(self.drafts[sample.index].acceptance, 2)
-            span = best_span(acceptance, decoder.forward_rows_share, size)
+            span = best_span(acceptance, batch.forward_rows_share, size)
         return min(span, most)
 
-    def _verify_steps(self, decoder: Decoder, sample: Sample, draft: Draft) -> list[Step]:
+    def _verify_steps(self, batch: BatchContext, sample: Sample, draft: Draft) -> list[Step]:
         """The drafted tokens as causal rows. The last of them needs no row if what it predicts is not asked for."""
         block = sample.block
         first, count = block.start + block.known - 1, len(draft.tokens)
-        is_carrying = self._carries_next(decoder, sample, draft, first + count)
+        is_carrying = self._carries_next(batch, sample, draft, first + count)
         fills_block = self.policy.context == "block" and first + count + 1 == block.start + block.size
         rows = count if is_carrying or fills_block else count + 1
         tokens = np.array([block.tokens[block.known - 1], *draft.tokens][:rows])
-        steps = [Step(sample.slot, first, tokens, 1, _plan(decoder, "verify", rows=rows, reads=rows))]
+        steps = [Step(sample.slot, first, tokens, 1, _plan(batch, "verify", rows=rows, reads=rows))]
         if is_carrying:
-            steps.append(self._draft_step(decoder, sample, first + count, draft.tokens[-1]))
+            steps.append(self._draft_step(batch, sample, first + count, draft.tokens[-1]))
         return steps
 
-    def _carries_next(self, decoder: Decoder, sample: Sample, draft: Draft, last: int) -> bool:
+    def _carries_next(self, batch: BatchContext, sample: Sample, draft: Draft, last: int) -> bool:
         """Whether the draft after position `last` runs in the same forward, on the chance that all before is right."""
-        if last + 1 >= sample.request.end or draft.tokens[-1] in decoder.decoding.stop_ids:
+        if last + 1 >= sample.request.end or draft.tokens[-1] in batch.decoding.stop_ids:
             return False
         if self.policy.context == "block" and last + 1 == sample.block.start + sample.block.size:
             return False  # the commit comes first
         if self.policy.ahead != "auto":
             return self.policy.ahead == "always"
         whole = draft.acceptance ** len(draft.tokens)
-        wasted_rows = self._span(decoder, sample, last) + 1
-        return whole * decoder.forward_rows_share > (1 - whole) * wasted_rows
+        wasted_rows = self._span(batch, sample, last) + 1
+        return whole * batch.forward_rows_share > (1 - whole) * wasted_rows
 
-    def _causal_step(self, decoder: Decoder, sample: Sample, start: int, stop: int) -> Step:
+    def _causal_step(self, batch: BatchContext, sample: Sample, start: int, stop: int) -> Step:
         text = [*sample.context, *sample.block.tokens.tolist()]
-        plan = prefill_plan(stop - start, reads_last=False, layers=decoder.model.config.layers)
+        plan = prefill_plan(stop - start, reads_last=False, layers=batch.model.config.layers)
         return Step(sample.slot, start, np.array(text[start:stop]), 1, plan)
 
-    def _commit_step(self, decoder: Decoder, sample: Sample) -> Step:
+    def _commit_step(self, batch: BatchContext, sample: Sample) -> Step:
         block = sample.block
-        plan = commit_plan(block.size, layers=decoder.model.config.layers)
+        plan = commit_plan(block.size, layers=batch.model.config.layers)
         return Step(sample.slot, block.start, block.tokens, block.size, plan)
 
-    def take(self, decoder: Decoder, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
+    def take(self, batch: BatchContext, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
         turn, proposed = run[0], proposals[0]
         draft = self.drafts[turn.sample.index]
         if draft.stamps is not None:
@@ -130,14 +130,14 @@ class Verifying:
         if turn.plan.kind == "draft":
             draft.verified = turn.step.start
             draft.tokens = tuple(proposed.tokens.tolist())
-            return [Outcome(0, _event(decoder, turn, proposed, NO_ROWS)), *[Outcome(0)] * (len(run) - 1)]
+            return [Outcome(0, _event(batch, turn, proposed, NO_ROWS)), *[Outcome(0)] * (len(run) - 1)]
         if turn.plan.kind == "commit":
-            outcome = commit(decoder, turn, proposed)
+            outcome = commit(batch, turn, proposed)
             draft.verified = len(turn.sample.context)
             return [outcome]
-        return self._accept(decoder, run, proposals)
+        return self._accept(batch, run, proposals)
 
-    def _accept(self, decoder: Decoder, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
+    def _accept(self, batch: BatchContext, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
         """Keeps the longest beginning of the draft that the causal rows predict, and the token they predict next."""
         (turn, *ahead), (written, *drafted) = run, proposals
         draft = self.drafts[turn.sample.index]
@@ -147,22 +147,22 @@ class Verifying:
         draft.verified = turn.step.start + min(agreed + 1, turn.plan.rows)
         new = written.tokens[: agreed + 1]  # those that agree are the draft's own
         draft.tokens = tuple(drafted[0].tokens.tolist()) if drafted and is_whole else ()
-        event = _event(decoder, turn, written, rows_between(1, 1 + len(new)))
-        _write(decoder, turn.sample, new, written.confidence)
+        event = _event(batch, turn, written, rows_between(1, 1 + len(new)))
+        _write(batch, turn.sample, new, written.confidence)
         outcomes = [Outcome(len(new), event)]
         if ahead:
-            outcomes.append(Outcome(0, _event(decoder, ahead[0], drafted[0], NO_ROWS)))
+            outcomes.append(Outcome(0, _event(batch, ahead[0], drafted[0], NO_ROWS)))
         return outcomes
 
 
-def _plan(decoder: Decoder, kind: Kind, *, rows: int, reads: int) -> StepPlan:
+def _plan(batch: BatchContext, kind: Kind, *, rows: int, reads: int) -> StepPlan:
     """A plan of all layers on `rows` rows, of which the first `reads` are read."""
     return whole_plan(
         kind,
         window=rows_between(0, rows),
         reads=rows_between(0, reads),
-        layers=decoder.model.config.layers,
-        prediction=decoder.decoding.prediction,
+        layers=batch.model.config.layers,
+        prediction=batch.decoding.prediction,
     )
 
 
@@ -173,29 +173,29 @@ def _agreed(drafted: tuple[int, ...], written: NDArray[np.int64]) -> int:
     return int(differing[0]) if len(differing) else count
 
 
-def _write(decoder: Decoder, sample: Sample, tokens: NDArray[np.int64], confidence: NDArray[np.float64]) -> None:
+def _write(batch: BatchContext, sample: Sample, tokens: NDArray[np.int64], confidence: NDArray[np.float64]) -> None:
     """Puts verified tokens into the block; those that do not fit any more open the next one."""
     known = sample.block.known
     fitting = min(len(tokens), sample.block.size - known)
     sample.block.confidence[known : known + fitting] = confidence[:fitting]
     sample.block.reveal(rows_between(known, known + fitting), tokens[:fitting])
-    sample.ending = ending_of(sample, decoder.decoding.stop_ids)
+    sample.ending = ending_of(sample, batch.decoding.stop_ids)
     rest = tokens[fitting:].tolist()
     while rest and not sample.is_finished:
         sample.context += sample.block.tokens.tolist()
         size = sample.block.size
-        begin_block(decoder, sample, tuple(rest[:size]))
+        begin_block(batch, sample, tuple(rest[:size]))
         rest = rest[size:]
-    if not sample.is_finished and decoder.finished and decoder.finished(sample.generated):
+    if not sample.is_finished and batch.finished and batch.finished(sample.generated):
         sample.ending = Ending("stop", sample.block.start + sample.block.known)
 
 
-def _event(decoder: Decoder, turn: Turn, proposed: Proposals, revealed: Rows) -> StepEvent | None:
+def _event(batch: BatchContext, turn: Turn, proposed: Proposals, revealed: Rows) -> StepEvent | None:
     """What happened, for those who watch: the rows of the step and the one after, whose token may have come of it."""
-    if decoder.on_step is None:
+    if batch.on_step is None:
         return None
-    tokens = np.append(turn.step.tokens, decoder.decoding.mask_id)
-    predicted, confidence = np.full(len(tokens), decoder.decoding.mask_id), np.full(len(tokens), np.nan)
+    tokens = np.append(turn.step.tokens, batch.decoding.mask_id)
+    predicted, confidence = np.full(len(tokens), batch.decoding.mask_id), np.full(len(tokens), np.nan)
     predicted[1 : 1 + len(proposed.tokens)] = proposed.tokens
     confidence[1 : 1 + len(proposed.tokens)] = proposed.confidence
     rows = rows_between(1, len(tokens))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from stepsaver.engine import registry
 from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.prediction import NEXT, Prediction
-from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.rules.rule import Rule
 
 
 class ScoredLengths(NamedTuple):
@@ -26,7 +26,7 @@ class InertRule(NamedTuple):
 
 
 def inert_rules(
-    rules: tuple[ReuseRule, ...],
+    rules: tuple[Rule, ...],
     requests: Iterable[ScoredLengths],
     *,
     block_size: int,
@@ -42,7 +42,7 @@ def inert_rules(
     return tuple(InertRule(registry.describe(rule), why) for rule, why in found if why)
 
 
-def acting_rules(rules: tuple[ReuseRule, ...], inert: Iterable[InertRule]) -> tuple[ReuseRule, ...]:
+def acting_rules(rules: tuple[Rule, ...], inert: Iterable[InertRule]) -> tuple[Rule, ...]:
     """What is left. Two configs with the same policy whose acting rules are the same give the same numbers."""
     names = {each.rule for each in inert}
     return tuple(rule for rule in rules if registry.describe(rule) not in names)

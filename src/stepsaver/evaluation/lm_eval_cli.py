@@ -17,13 +17,13 @@ from typing import Any
 import lm_eval.models  # noqa: F401  (first, or lm-eval takes its own models for unknown)
 from lm_eval.api.registry import register_model
 
-from stepsaver.engine.decode.policy import parse_policy, policy_text
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import BATCH_SIZE, WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.estimators import ESTIMATORS, Estimator
 from stepsaver.engine.joins import JOINS, Join
-from stepsaver.engine.reuse.rule import parse_rule
+from stepsaver.engine.policies.policy import parse_policy, policy_text
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.embedded import TASKS_FOLDER
 from stepsaver.evaluation.hub_access import reachable_hub
@@ -56,8 +56,8 @@ class ModelArguments:
     block_size: int | None = None
     sub_block_size: int | None = None
     mask_id: int | None = None
-    prefix_cache: bool = Decoding.prefix_cache
-    block_cache: bool = Decoding.block_cache
+    prefix_cache: bool = DecodingSettings.prefix_cache
+    block_cache: bool = DecodingSettings.block_cache
     join: Join = "auto"
     estimator: Estimator = "trajectory"
     score_stop: bool = False
@@ -101,7 +101,7 @@ class RegisteredLM(StepsaverLM):
             join=arguments.join,
         )
         tokenizer = opened.tokenizer  # a folder without one is said before the weights are read
-        engine = opened.engine(policy, rules, max_batch=arguments.batch_size)
+        engine = opened.engine(policy, rules, batch_size=arguments.batch_size)
         settings = AdapterSettings(
             default_new_tokens=arguments.max_gen_toks,
             estimator=arguments.estimator,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from stepsaver.engine.decode.policy import Policy
-from stepsaver.engine.decoding import Decoding, resolve_decoding
+from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.engine import Engine, choose_device, choose_dtype
 from stepsaver.engine.joins import Join
@@ -15,7 +14,8 @@ from stepsaver.engine.models.config import ModelConfig, read_config
 from stepsaver.engine.models.linear import check_weights, served_weights
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.reuse.rule import ReuseRule, check_rules
+from stepsaver.engine.policies.policy import Policy
+from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.evaluation.model_source import read_mask_id, resolve_model
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
@@ -27,7 +27,7 @@ class OpenModel:
     name: str
     folder: Path
     config: ModelConfig
-    decoding: Decoding
+    decoding: DecodingSettings
     device: torch.device
     dtype: torch.dtype
     weights: Weights  # as served here
@@ -45,10 +45,10 @@ class OpenModel:
         with torch.device("meta"):
             return Transformer(self.config).to(self.dtype)
 
-    def engine(self, policy: Policy, rules: tuple[ReuseRule, ...], *, max_batch: int) -> Engine:
+    def engine(self, policy: Policy, rules: tuple[Rule, ...], *, batch_size: int) -> Engine:
         """Checks the rules against the model, then loads it."""
         check_rules(rules, self.decoding, self.config.layers)
-        return Engine(self.load(), decode=policy, reuse=rules, max_batch=max_batch, decoding=self.decoding)
+        return Engine(self.load(), policy=policy, rules=rules, batch_size=batch_size, decoding=self.decoding)
 
 
 def open_model(
@@ -62,8 +62,8 @@ def open_model(
     sub_block_size: int | None = None,
     mask_id: int | None = None,
     stop_ids: tuple[int, ...] | None = None,
-    prefix_cache: bool = Decoding.prefix_cache,
-    block_cache: bool = Decoding.block_cache,
+    prefix_cache: bool = DecodingSettings.prefix_cache,
+    block_cache: bool = DecodingSettings.block_cache,
     join: Join = "auto",
 ) -> OpenModel:
     """Finds the folder and reads its configuration. What is None is the checkpoint's or the architecture's own."""

@@ -76,7 +76,7 @@ def compared_settings(task: ReportTask) -> dict[str, dict[str, str]]:
 
     Empty where configs are told by more than that: by several rules, rules of different kinds, or policies.
     """
-    rules = {cell.name: cell.config.reuse_rules() for cell in task.cells}
+    rules = {cell.name: cell.config.parsed_rules() for cell in task.cells}
     kinds: set[Any] = {type(rule) for each in rules.values() for rule in each}  # dataclasses, all of them
     if len(kinds) != 1 or any(len(each) != 1 for each in rules.values()) or any(c.config.policy for c in task.cells):
         return {}

@@ -12,7 +12,7 @@ import numpy as np
 
 from stepsaver.engine import registry
 from stepsaver.engine.base_plan import commit_plan
-from stepsaver.engine.decoder import StepEvent
+from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.engine import Completion, Engine
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_list, rows_between

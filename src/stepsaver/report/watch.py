@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from stepsaver.engine.decoder import StepEvent
+from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.plan import LayerRows, LayerRun
 from stepsaver.engine.rows import first_row

@@ -10,10 +10,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from stepsaver.engine.decode.threshold import Threshold
-from stepsaver.engine.decoding import resolve_decoding
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.embedded import DATA_FOLDER, instructions, questions, word_problems
@@ -75,7 +75,7 @@ def measure_generation(
     """Accuracy of plain decoding (no reuse) at a threshold, or autoregressive with blocks of one row for None."""
     decoding = resolve_decoding(model.config, block_size=1 if threshold is None else None)
     policy = Threshold() if threshold is None else Threshold(threshold)
-    engine = Engine(model, decode=policy, max_batch=batch, decoding=decoding)
+    engine = Engine(model, policy=policy, batch_size=batch, decoding=decoding)
     documents = read_documents(task, limit=limit)
     field = "prompt" if task == instructions.TASK else "question"
     prompts = [tokenizer.encode(prompt_text(document[field])).ids for document in documents]
@@ -102,7 +102,7 @@ def measure_choices(
     ]
     trace = Trace()
     started = perf_counter()
-    scored = Engine(model, decode=Threshold(), max_batch=batch).score(requests, trace=trace)
+    scored = Engine(model, policy=Threshold(), batch_size=batch).score(requests, trace=trace)
     likelihoods = {score.index: score.loglikelihood for score in scored}
     seconds = perf_counter() - started
     tally: dict[str, list[bool]] = {EVERYTHING: []}

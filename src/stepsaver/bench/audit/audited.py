@@ -13,9 +13,9 @@ from stepsaver.bench.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell, 
 from stepsaver.bench.stored_files import Timing
 from stepsaver.bench.stored_types import is_run
 from stepsaver.engine import registry
-from stepsaver.engine.decode.policy import parse_policy
+from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.prediction import PREDICTIONS
-from stepsaver.engine.reuse.rule import ReuseRule
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules
 from stepsaver.evaluation.records import RequestRecord
 
@@ -55,16 +55,16 @@ class AuditedCell:
         return {each.key: (each.ids, each.loglikelihood) for each in self.records}
 
     @property
-    def acting(self) -> tuple[ReuseRule, ...]:
+    def acting(self) -> tuple[Rule, ...]:
         """The rules that can act at all in blocks of this size."""
-        rules = self.config.reuse_rules()
+        rules = self.config.parsed_rules()
         decoding = self.identity["decoding"]
         prediction = PREDICTIONS[decoding.get("predicts", "next")]  # runs before there were others do not say it
         block_size = decoding["block_size"]
         return acting_rules(rules, inert_rules(rules, _LONG_REQUEST, block_size=block_size, prediction=prediction))
 
     @property
-    def deciding(self) -> tuple[ReuseRule, ...]:
+    def deciding(self) -> tuple[Rule, ...]:
         """What the answers depend on, the policy aside: two cells that agree in it give the same ones."""
         return tuple(rule.same_answers_as() for rule in self.acting)
 

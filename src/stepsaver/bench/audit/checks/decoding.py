@@ -7,8 +7,8 @@ from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding
 from stepsaver.bench.session import CACHES
 from stepsaver.bench.spec import Experiment
 from stepsaver.engine import registry
-from stepsaver.engine.decode.policy import parse_policy
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.policies.policy import parse_policy
 
 ORDER = 8
 

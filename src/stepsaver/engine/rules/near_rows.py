@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.reuse.rule import ReuseRule, Shares
 from stepsaver.engine.rows import rows_between
+from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
 
 @dataclass(frozen=True)
-class NearRows(ReuseRule):
+class NearRows(Rule):
     """A step is that of a block which ends `ahead` rows after the current sub-block.
 
     Source: suffix dropout in whole-sequence diffusion (DPad, Chen et al., 2025; Window-Diffusion, 2026), here inside a
@@ -34,14 +34,14 @@ class NearRows(ReuseRule):
         if self.ahead < 0:
             raise UsageError(f"rule near_rows: ahead {self.ahead} is negative")
 
-    def check_decoding(self, decoding: Decoding) -> None:
+    def check_decoding(self, decoding: DecodingSettings) -> None:
         if decoding.sub_block_size + self.ahead >= decoding.block_size:
             raise UsageError(
                 f"rule near_rows: sub-blocks of {decoding.sub_block_size} rows and {self.ahead} ahead "
                 f"leave none of the block's {decoding.block_size} out"
             )
 
-    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
         if step.kind != "full":
             return Shares()
         # a step's sub-block is not in its record; it has at least its own rows to run

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepsaver.engine.decode.policy import Candidates, Choice, by_confidence
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.policies.policy import Candidates, Choice, by_confidence
 from stepsaver.engine.view import StepView
 
 

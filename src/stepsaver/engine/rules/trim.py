@@ -6,11 +6,11 @@ from zlib import crc32
 
 import numpy as np
 
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.reuse.rule import ReuseRule, Shares
 from stepsaver.engine.rows import Rows, row_list, row_set
+from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
@@ -18,7 +18,7 @@ NEAR = 2  # rows on either side of a changed row that feel it most
 
 
 @dataclass(frozen=True)
-class Trim(ReuseRule):
+class Trim(Rule):
     """Recomputes only the rows that a decision needs.
 
     Source: the TRIM of the experiment log, which names it and never built it. Needed are the rows that predict a masked
@@ -50,7 +50,7 @@ class Trim(ReuseRule):
     def probe_layers(self, layers: int) -> frozenset[int]:
         return frozenset({layers // 4}) if self.level == "drift" else frozenset()
 
-    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
         if step.step == 0 or not step.rows:
             return Shares()
         share = 1 - step.head_rows / step.rows

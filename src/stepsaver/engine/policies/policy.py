@@ -30,7 +30,7 @@ class Policy(Protocol):
     name: ClassVar[str]
 
 
-class DecodePolicy(Policy, Protocol):
+class RevealPolicy(Policy, Protocol):
     """A policy of block diffusion."""
 
     def choose(self, candidates: Candidates, view: StepView) -> Choice:
@@ -46,7 +46,7 @@ def by_confidence(candidates: Candidates) -> list[tuple[int, float]]:
 
 def parse_policy(text: str) -> Policy:
     """A policy from `name:field=value,...`."""
-    return cast(Policy, registry.parse(text, "stepsaver.engine.decode", "policy"))
+    return cast(Policy, registry.parse(text, "stepsaver.engine.policies", "policy"))
 
 
 def policy_text(policy: str | None, threshold: float | None) -> str:

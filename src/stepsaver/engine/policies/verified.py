@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 
 
@@ -29,7 +29,7 @@ class Verified:
         if self.span != "auto" and self.span < 1:
             raise UsageError(f"policy verified: span {self.span} is not positive")
 
-    def check(self, decoding: Decoding) -> None:
+    def check(self, decoding: DecodingSettings) -> None:
         """Says what makes no sense for the way a model is decoded."""
         if not decoding.prediction.opens_blocks:
             raise UsageError("policy verified needs rows that predict the token after them, and here each its own")

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.reuse.rule import ReuseRule, Shares
+from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
 
 @dataclass(frozen=True)
-class LightCommit(ReuseRule):
+class LightCommit(Rule):
     """A commit runs changed rows, rows revealed in the last `1 + settle` steps, and the row that is read.
 
     Source: none; a commit that runs every row is the reference's. The other rows' keys and values are of their final
@@ -33,10 +33,10 @@ class LightCommit(ReuseRule):
         if self.settle != "all" and self.settle < 0:
             raise UsageError(f"rule light_commit: settle {self.settle} is negative")
 
-    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
         return Shares()
 
-    def reusable_in_commit(self, commit: SampleStep, decoding: Decoding) -> Shares:
+    def reusable_in_commit(self, commit: SampleStep, decoding: DecodingSettings) -> Shares:
         if self.settle == "all":
             return Shares()
         share = 1 - commit.head_rows / commit.rows

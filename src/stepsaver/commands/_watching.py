@@ -1,4 +1,4 @@
-"""Looking on while prompts are decoded: `--trace`, `--trace-against` and `--watch`."""
+"""Watching while prompts are decoded: `--trace`, `--trace-against` and `--watch`."""
 
 import argparse
 import sys
@@ -10,9 +10,9 @@ from stepsaver.commands._outputs import check_output_file
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepsaver.engine.decoder import StepEvent
+    from stepsaver.engine.batch import StepEvent
     from stepsaver.engine.engine import Completion, Engine, Prompt
-    from stepsaver.engine.reuse.rule import ReuseRule
+    from stepsaver.engine.rules.rule import Rule
     from stepsaver.engine.trace import Trace
     from stepsaver.evaluation.open_model import OpenModel
     from stepsaver.report.watch import Watch
@@ -28,8 +28,8 @@ class Decode(Protocol):
     def __call__(self, engine: "Engine", trace: "Trace", recorder: OnStep | None = None) -> "list[Completion]": ...
 
 
-def add_looking_on_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("looking on")
+def add_watching_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("watching")
     group.add_argument(
         "--trace", type=Path, metavar="FILE.html", help="write a page that plays the decode step by step"
     )
@@ -51,9 +51,9 @@ def add_looking_on_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_looking_on(options: argparse.Namespace, opened: "OpenModel") -> "tuple[ReuseRule, ...] | None":
+def check_watching(options: argparse.Namespace, opened: "OpenModel") -> "tuple[Rule, ...] | None":
     """Says before the weights are read what would fail after the decode. Returns the rules of a second decode."""
-    from stepsaver.engine.reuse.rule import check_rules, parse_rule
+    from stepsaver.engine.rules.rule import check_rules, parse_rule
 
     if options.watch is not None and not 0 <= options.watch <= MOST_SECONDS:
         raise UsageError(f"--watch {options.watch}: not a number of seconds from 0 to {MOST_SECONDS}")
@@ -94,7 +94,7 @@ def decode_traced(
     engine: "Engine",
     trace: "Trace",
     *,
-    against: "tuple[ReuseRule, ...] | None",
+    against: "tuple[Rule, ...] | None",
     prompts: "list[Prompt]",
     text: TokenText,
 ) -> "list[Completion]":
@@ -109,9 +109,9 @@ def decode_traced(
         engines.append(
             Engine(
                 engine.model,
-                decode=engine.policy,
-                reuse=against,
-                max_batch=engine.max_batch,
+                policy=engine.policy,
+                rules=against,
+                batch_size=engine.batch_size,
                 decoding=engine.decoding,
             )
         )

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple, cast
 
 from stepsaver.engine import registry
 from stepsaver.engine.base_plan import base_plan, commit_plan
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.trace import SampleStep
@@ -20,7 +20,7 @@ class Shares(NamedTuple):
     mlp: float = 0.0
 
 
-class ReuseRule(ABC):
+class Rule(ABC):
     """A frozen dataclass: its fields are hyper-parameters and identity. It only ever takes work away from a plan."""
 
     name: ClassVar[str]
@@ -50,10 +50,10 @@ class ReuseRule(ABC):
         return plan
 
     @abstractmethod
-    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
         """At most how much of a step, as it runs without rules, this rule could ever leave out: its ceiling."""
 
-    def reusable_in_commit(self, commit: SampleStep, decoding: Decoding) -> Shares:
+    def reusable_in_commit(self, commit: SampleStep, decoding: DecodingSettings) -> Shares:
         """The same of a commit."""
         return Shares()
 
@@ -65,14 +65,14 @@ class ReuseRule(ABC):
         """The layers, of so many, that the settings choose, by the name they have there: what a comparison varies."""
         return {}
 
-    def same_answers_as(self) -> "ReuseRule":
+    def same_answers_as(self) -> "Rule":
         """The one setting that stands for all that give the same answers: what cannot matter has one value there."""
         return self
 
     def check(self, layers: int) -> None:  # noqa: B027 (most rules fit every model)
         """Says what is impossible for a model of so many layers."""
 
-    def check_decoding(self, decoding: Decoding) -> None:
+    def check_decoding(self, decoding: DecodingSettings) -> None:
         """Says what makes no sense for the way a model is decoded."""
         if self.needs_shift and not decoding.prediction.opens_blocks:
             raise UsageError(
@@ -82,7 +82,7 @@ class ReuseRule(ABC):
             raise UsageError(f"rule {self.name} needs the block cache, which is off")
 
 
-def plan_step(view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
+def plan_step(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
     """The plan of a sample's next denoising step: the base plan, narrowed by each rule in turn, left to right."""
     plan = base_plan(view)
     for rule in rules:
@@ -92,7 +92,7 @@ def plan_step(view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
     return plan
 
 
-def plan_commit(view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
+def plan_commit(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
     """The plan of a finished block's commit: all rows, unless a rule knows which may keep their keys and values."""
     plan = commit_plan(view.block_size, layers=view.layers, prediction=view.prediction)
     for rule in rules:
@@ -100,7 +100,7 @@ def plan_commit(view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
     return plan
 
 
-def plan_rest(plan: StepPlan, view: StepView, rules: tuple[ReuseRule, ...]) -> StepPlan:
+def plan_rest(plan: StepPlan, view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
     """The plan for the layers after `plan.ask_after`, now that the drift of the layers before is known."""
     layer = plan.ask_after
     assert layer is not None
@@ -111,17 +111,17 @@ def plan_rest(plan: StepPlan, view: StepView, rules: tuple[ReuseRule, ...]) -> S
     return plan
 
 
-def _less(rule: ReuseRule, plan: StepPlan, narrowed: StepPlan) -> StepPlan:
+def _less(rule: Rule, plan: StepPlan, narrowed: StepPlan) -> StepPlan:
     assert narrowed <= plan, f"{rule} added work: {narrowed} is not within {plan}"
     return narrowed
 
 
-def parse_rule(text: str) -> ReuseRule:
+def parse_rule(text: str) -> Rule:
     """A rule from `name:field=value,...`."""
-    return cast(ReuseRule, registry.parse(text, "stepsaver.engine.reuse", "rule"))
+    return cast(Rule, registry.parse(text, "stepsaver.engine.rules", "rule"))
 
 
-def check_rules(rules: tuple[ReuseRule, ...], decoding: Decoding, layers: int) -> None:
+def check_rules(rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int) -> None:
     """Refuses combinations that cannot work, in one line."""
     for rule in rules:
         rule.check_decoding(decoding)

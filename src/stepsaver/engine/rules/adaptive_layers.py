@@ -3,17 +3,17 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import LayerRows, StepPlan
-from stepsaver.engine.reuse.rule import ReuseRule, Shares
 from stepsaver.engine.rows import row_set
+from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
 
 @dataclass(frozen=True)
-class AdaptiveLayers(ReuseRule):
+class AdaptiveLayers(Rule):
     """Rows whose drift in the probe layers stays small reuse the deltas of all other layers.
 
     Source: the adaptive skip that the experiment log proposes, after the caches of image diffusion that skip a whole
@@ -53,7 +53,7 @@ class AdaptiveLayers(ReuseRule):
     def probe_layers(self, layers: int) -> frozenset[int]:
         return frozenset(range(self.probe)) if self.threshold else frozenset()
 
-    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
         if step.step == 0 or not self.threshold:
             return Shares()
         share = self.max_age / (self.max_age + 1) * (layers - self.probe) / layers

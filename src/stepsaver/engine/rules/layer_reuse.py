@@ -4,18 +4,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Literal
 
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import LayerRows, StepPlan, empty_plan
-from stepsaver.engine.reuse.layer_groups import check_group_name, layer_group
-from stepsaver.engine.reuse.rule import ReuseRule, Shares
 from stepsaver.engine.rows import Rows, row_set
+from stepsaver.engine.rules.layer_groups import check_group_name, layer_group
+from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
 
 @dataclass(frozen=True)
-class LayerReuse(ReuseRule):
+class LayerReuse(Rule):
     """The source's layer reuse, in its own semantics and in two that carry information.
 
     Source: the 3x3 grid of experiment 00_baseline (k = 1, 2, 3 on the first, middle or last 12 layers).
@@ -65,7 +65,7 @@ class LayerReuse(ReuseRule):
             return frozenset()
         return layer_group(self.layers, layers)
 
-    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
         if self.mode == "output":
             return Shares(1.0, 1.0, 1.0) if step.kind == "sub" and step.step % self.k else Shares()
         if step.step == 0:

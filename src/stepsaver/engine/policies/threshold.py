@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepsaver.engine.decode.policy import Candidates, Choice, by_confidence
 from stepsaver.engine.defaults import THRESHOLD
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.policies.policy import Candidates, Choice, by_confidence
 from stepsaver.engine.view import StepView
 
 

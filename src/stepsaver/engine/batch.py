@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stepsaver.engine.base_plan import prefill_plan
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.forward import Executed, Memory, run_step
 from stepsaver.engine.joins import Joins, resolve_joins
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.reuse.rule import ReuseRule, plan_rest
 from stepsaver.engine.rows import Rows, row_list
+from stepsaver.engine.rules.rule import Rule, plan_rest
 from stepsaver.engine.sampling import NonFiniteLogits, Proposals, Sampling, propose, uniform
 from stepsaver.engine.state import BlockState, Request, Sample
 from stepsaver.engine.trace import LayersRun
@@ -58,28 +58,28 @@ class Moves(Protocol):
         """Up to the end of which blocks a row of the context sees; None: those that are decoded."""
         ...
 
-    def join(self, decoder: "Decoder", index: int, request: Request, slot: int) -> Sample:
+    def join(self, batch: "BatchContext", index: int, request: Request, slot: int) -> Sample:
         """A sample with its slot, its context still to be prefilled."""
         ...
 
-    def turns(self, decoder: "Decoder", sample: Sample) -> list["Turn"]:
+    def turns(self, batch: "BatchContext", sample: Sample) -> list["Turn"]:
         """What the sample does in the next forward."""
         ...
 
-    def take(self, decoder: "Decoder", run: list["Turn"], proposals: list[Proposals]) -> list[Outcome]:
+    def take(self, batch: "BatchContext", run: list["Turn"], proposals: list[Proposals]) -> list[Outcome]:
         """Acts on what the sample's turns gave, one outcome each."""
         ...
 
 
 @dataclass(frozen=True)
-class Decoder:
+class BatchContext:
     """Everything that stays the same while a batch is decoded."""
 
     model: Transformer
     memory: Memory
     moves: Moves
-    decoding: Decoding
-    rules: tuple[ReuseRule, ...]
+    decoding: DecodingSettings
+    rules: tuple[Rule, ...]
     sampling: Sampling
     slots: int
     forward_rows: float | None = None  # what a forward costs beside its rows, in rows; None: nobody has measured it
@@ -132,7 +132,7 @@ class Execution(NamedTuple):
     seconds: float
 
 
-def execute(decoder: Decoder, turns: list[Turn], targets: list[tuple[int, ...]] | None = None) -> Execution:
+def execute(batch: BatchContext, turns: list[Turn], targets: list[tuple[int, ...]] | None = None) -> Execution:
     """Runs all plans that are not empty, in one forward.
 
     `targets` are the tokens to be scored for each row that is read; by default those of the samples' own writers.
@@ -141,20 +141,20 @@ def execute(decoder: Decoder, turns: list[Turn], targets: list[tuple[int, ...]] 
     running = [index for index, turn in enumerate(turns) if not turn.plan.is_empty]
     if not running:
         return Execution(turns, [_NOTHING] * len(turns), LayersRun(), 0.0)
-    if not decoder.decoding.prefix_cache:
-        _recompute_contexts(decoder, turns)
-    memory = decoder.memory
+    if not batch.decoding.prefix_cache:
+        _recompute_contexts(batch, turns)
+    memory = batch.memory
     if turns[running[0]].plan.kind == "prefill":
         memory = memory._replace(deltas=None)
     blocks = [turns[index].block for index in running]
     output = run_step(
-        decoder.model, memory, [turns[index].step for index in running], partial(_plan_again, decoder, blocks)
+        batch.model, memory, [turns[index].step for index in running], partial(_plan_again, batch, blocks)
     )
     _check_executed(output.executed, [step.plan for step in output.steps])
     final = list(turns)
     for index, step in zip(running, output.steps, strict=True):
         final[index] = turns[index]._replace(step=step)
-    proposals = _propose(decoder, final, output.logits, targets_of(final) if targets is None else targets)
+    proposals = _propose(batch, final, output.logits, targets_of(final) if targets is None else targets)
     if output.drift is not None:
         _note_drift(blocks, output.steps, output.drift)
     executed = output.executed
@@ -162,14 +162,14 @@ def execute(decoder: Decoder, turns: list[Turn], targets: list[tuple[int, ...]] 
     return Execution(final, proposals, layers, perf_counter() - started)
 
 
-def _propose(decoder: Decoder, turns: list[Turn], logits: Tensor, targets: list[tuple[int, ...]]) -> list[Proposals]:
+def _propose(batch: BatchContext, turns: list[Turn], logits: Tensor, targets: list[tuple[int, ...]]) -> list[Proposals]:
     reads = [turn.plan.reads.bit_count() for turn in turns]
-    uniforms = [] if decoder.sampling.is_greedy else _uniforms(decoder, turns)
+    uniforms = [] if batch.sampling.is_greedy else _uniforms(batch, turns)
     try:
         proposals = propose(
             logits,
-            mask_id=decoder.decoding.mask_id,
-            sampling=decoder.sampling,
+            mask_id=batch.decoding.mask_id,
+            sampling=batch.sampling,
             uniforms=uniforms,
             targets=targets if any(targets) else [],
         )
@@ -196,7 +196,7 @@ def _predicted_positions(turns: list[Turn]) -> Iterator[tuple[Turn, int]]:
     return ((turn, turn.step.start + row) for turn in turns for row in row_list(turn.plan.predicted))
 
 
-def _plan_again(decoder: Decoder, blocks: list[BlockState], steps: Sequence[Step], drift_N: Tensor) -> list[Step]:
+def _plan_again(batch: BatchContext, blocks: list[BlockState], steps: Sequence[Step], drift_N: Tensor) -> list[Step]:
     """In the middle of a forward: lets the rules that wanted to know the drift take away work of the layers after."""
     planned: list[Step] = []
     for block, step, drift in zip(blocks, steps, _split_rows(steps, drift_N), strict=True):
@@ -204,7 +204,7 @@ def _plan_again(decoder: Decoder, blocks: list[BlockState], steps: Sequence[Step
             planned.append(step)
             continue
         block.record_drift(step.plan, drift)
-        planned.append(step._replace(plan=plan_rest(step.plan, view_of(decoder, block), decoder.rules)))
+        planned.append(step._replace(plan=plan_rest(step.plan, view_of(batch, block), batch.rules)))
     return planned
 
 
@@ -220,11 +220,11 @@ def _split_rows(steps: Sequence[Step], values_N: Tensor) -> list[NDArray[np.floa
     return np.split(values_N.double().cpu().numpy(), ends)
 
 
-def view_of(decoder: Decoder, block: BlockState) -> StepView:
-    decoding = decoder.decoding
+def view_of(batch: BatchContext, block: BlockState) -> StepView:
+    decoding = batch.decoding
     return step_view(
         block,
-        layers=decoder.model.config.layers,
+        layers=batch.model.config.layers,
         prediction=decoding.prediction,
         sub_block_size=decoding.sub_block_size,
         block_cache=decoding.block_cache,
@@ -234,15 +234,15 @@ def view_of(decoder: Decoder, block: BlockState) -> StepView:
 _NOTHING = Proposals(np.empty(0, dtype=np.int64), np.empty(0), [])
 
 
-def _recompute_contexts(decoder: Decoder, turns: list[Turn]) -> None:
+def _recompute_contexts(batch: BatchContext, turns: list[Turn]) -> None:
     """Without a prefix cache every forward runs the context again."""
     for turn in turns:
         context = turn.sample.context
         if turn.plan.is_empty or turn.plan.kind == "prefill" or not context:
             continue
-        plan = prefill_plan(len(context), reads_last=False, layers=decoder.model.config.layers)
-        step = Step(turn.sample.slot, 0, np.array(context), decoder.decoding.block_size, plan)
-        run_step(decoder.model, decoder.memory._replace(deltas=None), [step])
+        plan = prefill_plan(len(context), reads_last=False, layers=batch.model.config.layers)
+        step = Step(turn.sample.slot, 0, np.array(context), batch.decoding.block_size, plan)
+        run_step(batch.model, batch.memory._replace(deltas=None), [step])
 
 
 def _check_executed(executed: Executed, plans: list[StepPlan]) -> None:
@@ -257,10 +257,10 @@ def _check_executed(executed: Executed, plans: list[StepPlan]) -> None:
     assert counted == planned, f"row-layers executed {counted} differ from the plan's {planned}"
 
 
-def _uniforms(decoder: Decoder, turns: list[Turn]) -> list[float]:
+def _uniforms(batch: BatchContext, turns: list[Turn]) -> list[float]:
     """One random number per row that is read, for the token that it predicts."""
     return [
-        uniform(decoder.sampling.seed, turn.sample.request.key, position, turn.block.steps)
+        uniform(batch.sampling.seed, turn.sample.request.key, position, turn.block.steps)
         for turn, position in _predicted_positions(turns)
     ]
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stepsaver.engine.base_plan import cache_serves
-from stepsaver.engine.decode.policy import Candidates, Choice
-from stepsaver.engine.decode.threshold import Threshold
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.policies.policy import Candidates, Choice
+from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rows import NO_ROWS, Rows
 from stepsaver.engine.view import StepView
 

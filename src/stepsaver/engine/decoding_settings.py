@@ -10,7 +10,7 @@ from stepsaver.engine.prediction import PREDICTIONS, Prediction, Predicts
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodingSettings:
     block_size: int
     sub_block_size: int
     mask_id: int
@@ -33,10 +33,10 @@ def resolve_decoding(
     sub_block_size: int | None = None,
     mask_id: int | None = None,
     stop_ids: tuple[int, ...] | None = None,
-    prefix_cache: bool = Decoding.prefix_cache,
-    block_cache: bool = Decoding.block_cache,
+    prefix_cache: bool = DecodingSettings.prefix_cache,
+    block_cache: bool = DecodingSettings.block_cache,
     join: Join = "auto",
-) -> Decoding:
+) -> DecodingSettings:
     """Fills what the caller left open from the checkpoint's configuration and the architecture. Nothing is guessed."""
     architecture = architecture_named(config.architecture)
     block = config.block_size if block_size is None else block_size
@@ -60,7 +60,7 @@ def resolve_decoding(
     for stop in stops:
         if not 0 <= stop < config.vocab:
             raise UsageError(f"stop id {shown(stop)} is outside the vocabulary of {config.vocab}")
-    return Decoding(
+    return DecodingSettings(
         block,
         sub_block,
         mask,

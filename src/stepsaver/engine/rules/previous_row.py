@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stepsaver.engine.decoding import Decoding
+from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.reuse.rule import ReuseRule, Shares
+from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
 
 @dataclass(frozen=True)
-class PreviousRow(ReuseRule):
+class PreviousRow(Rule):
     """Replaces a would-be full step by the sub-block, the row before it and every changed row of the block.
 
     Source: none; it follows from the token shift. The reference runs the whole block while the sub-block's first row is
@@ -40,7 +40,7 @@ class PreviousRow(ReuseRule):
     def probe_layers(self, layers: int) -> frozenset[int]:
         return frozenset({layers // 4}) if self.refresh == "drift" else frozenset()
 
-    def reusable(self, step: SampleStep, decoding: Decoding, layers: int) -> Shares:
+    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
         refreshes = self.refresh == "sub-block" and step.step_in_sub_block == 0
         if step.kind != "full" or step.step == 0 or refreshes or self.inert_reason():
             return Shares()
