@@ -30,7 +30,8 @@ SIGNATURES = {
 KINDS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # of numbers that are laid out as halves
 BLOCK = 32  # outputs that lie side by side in a weight of half precision
 FOLDER = Path(__file__).parent
-SOURCES = ("kernels.c", "rows.h", "multiply.c", "multiply_rows.h")
+SOURCES = ("kernels.c", "rows.h", "multiply.c", "multiply_rows.h", "tiles.c")
+WITHOUT_TILES = "AVX512_CORE_FP16"  # the most that oneDNN knows below them
 
 
 class Unusable(Exception):
@@ -54,6 +55,9 @@ def _load() -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
     library.stepsaver_multiplies_halves.restype = c_long
+    library.stepsaver_tiles_are_broken.restype = c_long
+    if library.stepsaver_tiles_are_broken():  # oneDNN reads this when it is first used, which is later
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", WITHOUT_TILES)
     return library
 
 
