@@ -19,7 +19,7 @@ def write_byte_tokenizer(folder: Path, *, chat_template: str | None = TEMPLATE) 
     tokens = (*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()))
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.batch = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(folder / "tokenizer.json"))
     configuration = {

@@ -77,12 +77,12 @@ def read_mask_id(folder: Path) -> int | None:
     return next((ids[token] for token in known if token in ids), None)
 
 
-def _added_tokens(folder: Path, batch: dict[str, Any]) -> dict[str, int]:
+def _added_tokens(folder: Path, decoder: dict[str, Any]) -> dict[str, int]:
     """Tokens beyond the base vocabulary, from each of the places where a tokenizer may keep them."""
     listed = _checked(folder / "tokenizer.json", {"added_tokens": Many(Entries())}).get("added_tokens", [])
     pairs: list[tuple[Any, Any]] = list(read_json(folder / "added_tokens.json").items())
     pairs += [(entry.get("content"), entry.get("id")) for entry in listed]
-    for index, entry in batch.items():
+    for index, entry in decoder.items():
         is_number = index.isascii() and index.isdecimal() and len(index) < 10
         pairs.append((entry.get("content") if isinstance(entry, dict) else None, int(index) if is_number else index))
     for token, index in pairs:
