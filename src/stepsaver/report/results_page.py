@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,8 @@ from stepsaver.bench.spec import Experiment
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.experiment_log import log_entry, log_entry_markdown
+from stepsaver.report.markdown.markers import put_between
+from stepsaver.report.markdown.wrapping import wrap
 from stepsaver.report.published_numbers import PublishedNumbers, published_markdown
 from stepsaver.report.tables import COLUMNS, complete_columns, complete_rows, markdown_table, result_rows
 
@@ -37,7 +38,7 @@ def result_tables(tasks: Sequence[ReportTask], published: PublishedNumbers | Non
             parts.append(f"Not there yet: {', '.join(missing)}.")
     parts.append("### Experiment Log")
     parts += [log_entry_markdown(log_entry(task)) for task in tasks]
-    return "\n\n".join(parts)
+    return wrap("\n\n".join(parts))
 
 
 def update_results(
@@ -53,13 +54,13 @@ def update_results(
         text = path.read_text(encoding="utf-8") if path.exists() else f"# Results: {experiment.name}\n"
     except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}") from None
-    tables = f"{BEGIN}\n{result_tables(tasks, published)}\n{END}"
-    if BEGIN in text and END in text:
-        text = re.sub(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: tables, text, count=1, flags=re.DOTALL)
-    else:
-        text = f"{text.rstrip()}\n\n{tables}\n"
-    write_beside(path, text)
+    write_beside(path, with_tables(text, result_tables(tasks, published)))
     return path
+
+
+def with_tables(text: str, tables: str) -> str:
+    """A page with the tables between its markers, or after its text."""
+    return put_between(text, BEGIN, END, tables) or f"{text.rstrip()}\n\n{BEGIN}\n{tables}\n{END}\n"
 
 
 def as_csv(experiment: Experiment, tasks: Sequence[ReportTask]) -> str:
