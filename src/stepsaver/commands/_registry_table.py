@@ -16,7 +16,7 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 
 def print_registry(package: str, *, as_json: bool, more: Callable[[type], dict[str, Any]] | None = None) -> None:
     """`more` says what else there is to know of one, by a label: a text, or a list with a line each."""
-    found = {name: (made, more(made) if more else {}) for name, made in registry.found_in(package).items()}
+    found = {name: (made, more(made) if more else {}) for name, made in registry.all_of(package).items()}
     if as_json:
         documents = {
             name: {"fields": _fields(made), "about": inspect.getdoc(made)} | facts

@@ -1,6 +1,7 @@
 """Frozen dataclasses found by name in a folder, one per file, and made from text: `name:field=value,field=value`.
 
-A new rule or policy is a new file with a dataclass that declares `name`; nothing else has to know about it.
+A new rule or policy is a new file with a dataclass that declares `name`; nothing else has to know about it. Those of
+other packages are entry points (`plugins.py`).
 """
 
 import dataclasses
@@ -10,14 +11,15 @@ import typing
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, cast
 
 from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.plugins import load_plugin, plugin_names, plugin_problem
 
 
 @cache
 def found_in(package_name: str) -> dict[str, type]:
-    """The dataclasses with a `name` in the files of a package, by that name."""
+    """The dataclasses with a `name` in the files of a package of ours, by that name."""
     package = import_module(package_name)
     found: dict[str, type] = {}
     for module in sorted(each.name for each in iter_modules(package.__path__)):
@@ -28,13 +30,68 @@ def found_in(package_name: str) -> dict[str, type]:
     return found
 
 
+def all_of(package_name: str) -> dict[str, type]:
+    """Ours, and those of other packages."""
+    others = plugin_names(_group(package_name))
+    return found_in(package_name) | {name: _plugin(package_name, name) for name in sorted(others)}
+
+
+_adopted: dict[str, dict[str, type]] = {}
+
+
+def adopt(made: type, kinds: str) -> None:
+    """Lets a class that Python code handed over be found by its name in this process, as if it were declared.
+
+    A class that was defined again under its name, as in a notebook, takes the place of the one before.
+    """
+    package_name = f"stepsaver.engine.{kinds}"
+    name = str(vars(made).get("name"))
+    is_declared = name in plugin_names(_group(package_name))
+    known = _plugin(package_name, name) if is_declared else found_in(package_name).get(name)
+    if known is made:
+        return
+    if known is not None:
+        raise UsageError(f"{made.__name__} has the name {name!r}, which another one of the {kinds} has")
+    if not is_identified(made, name):
+        raise UsageError(f"{made.__name__} is not a frozen dataclass with a `name` of its own: no result can name it")
+    _adopted.setdefault(package_name, {})[name] = made
+
+
+def is_identified(made: object, name: str) -> bool:
+    """Whether the name and the fields of a class say what its objects do."""
+    if not (isinstance(made, type) and dataclasses.is_dataclass(made) and vars(made).get("name") == name):
+        return False
+    return bool(made.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+
+
+def _find(package_name: str, kind: str, name: str) -> type:
+    if name in _adopted.get(package_name, {}):
+        return _adopted[package_name][name]
+    known, others = found_in(package_name), plugin_names(_group(package_name))
+    if name in others:
+        return _plugin(package_name, name)
+    if name not in known:
+        raise unknown_name(kind, name, known.keys() | others)
+    return known[name]
+
+
+def _plugin(package_name: str, name: str) -> type:
+    group = _group(package_name)
+    made = load_plugin(group, name, own=found_in(package_name))
+    if not is_identified(made, name):
+        raise plugin_problem(group, name, f"a frozen dataclass with the name {name!r}")
+    return cast(type, made)
+
+
+def _group(package_name: str) -> str:
+    """The entry points' name for what lies in a package of ours."""
+    return f"stepsaver.{package_name.rpartition('.')[2]}"
+
+
 def parse(text: str, package_name: str, kind: str) -> Any:
     """An instance from its text, checked: an unknown name or field or an impossible value is one line."""
     name, _, rest = text.partition(":")
-    known = found_in(package_name)
-    if name not in known:
-        raise unknown_name(kind, name, known)
-    made = known[name]
+    made = _find(package_name, kind, name)
     fields = {field.name: field for field in dataclasses.fields(made)}
     hints = typing.get_type_hints(made)
     values: dict[str, Any] = {}

@@ -17,8 +17,10 @@ from typing import Any, Literal
 import yaml
 
 from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.plugins import load_plugin, plugin_names, plugin_problem
 from stepsaver.evaluation.records import InferencePath
 
+GROUP = "stepsaver.tasks"
 DECLARATIONS = Path(__file__).parent / "tasks"
 Preparation = Literal["gpqa", "humaneval", "ifeval"]
 # A name of lm-eval's in one of its files: `task: x`, `group: "x"`, or an entry of a list below such a key.
@@ -54,15 +56,28 @@ class TaskDeclaration:
         return max(fitting, key=len, default=None)
 
 
-@cache
 def task_declarations() -> dict[str, TaskDeclaration]:
-    """All declarations by name."""
+    """All declarations by name: ours, and the entry points of other packages."""
+    return _own() | {name: _plugin(name) for name in sorted(plugin_names(GROUP))}
+
+
+@cache
+def _own() -> dict[str, TaskDeclaration]:
     return {path.stem: _read(path) for path in sorted(DECLARATIONS.glob("*.yaml"))}
+
+
+def _plugin(name: str) -> TaskDeclaration:
+    made = load_plugin(GROUP, name, own=_own())
+    if not isinstance(made, TaskDeclaration) or made.name != name:
+        raise plugin_problem(GROUP, name, f"a TaskDeclaration with the name {name!r}")
+    return made
 
 
 def find_declaration(name: str) -> TaskDeclaration | None:
     """The declaration that holds for a name: its own, else the one whose most specific pattern covers it."""
-    known = task_declarations()
+    if name in plugin_names(GROUP):
+        return _plugin(name)
+    known = _own()
     if name in known:
         return known[name]
     covering = {pattern: each for each in known.values() if (pattern := each.covering_pattern(name))}
@@ -98,7 +113,7 @@ def harness_names() -> dict[str, Path | None]:
 
 def unknown_task(name: str) -> UsageError:
     """The nearest names of lm-eval's thousands, and of ours, which are the likelier ones to be meant."""
-    ours = task_declarations()
+    ours = {*_own(), *plugin_names(GROUP)}
     near = {
         *difflib.get_close_matches(name, ours, n=2, cutoff=0.5),
         *difflib.get_close_matches(name, harness_names(), n=2, cutoff=0.5),

@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
 from stepsaver.engine.errors import unknown_name
+from stepsaver.engine.plugins import load_plugin, plugin_names, plugin_problem
 from stepsaver.engine.prediction import Predicts
+
+GROUP = "stepsaver.architectures"
 
 
 @dataclass(frozen=True)
@@ -28,14 +32,29 @@ class Architecture:
 
 
 def architectures() -> dict[str, Architecture]:
-    """Every architecture that has a file in this folder, by name."""
+    """Every architecture that has a file in this folder or is another package's entry point, by name."""
+    return _own() | {name: _plugin(name) for name in sorted(plugin_names(GROUP))}
+
+
+def architecture_named(name: str) -> Architecture:
+    others = plugin_names(GROUP)
+    if name in others:
+        return _plugin(name)
+    known = _own()
+    if name not in known:
+        raise unknown_name("architecture", name, known.keys() | others)
+    return known[name]
+
+
+@cache
+def _own() -> dict[str, Architecture]:
     package = import_module("stepsaver.engine.models")
     found = (import_module(f"{package.__name__}.{module.name}") for module in iter_modules(package.__path__))
     return {module.ARCHITECTURE.name: module.ARCHITECTURE for module in found if hasattr(module, "ARCHITECTURE")}
 
 
-def architecture_named(name: str) -> Architecture:
-    known = architectures()
-    if name not in known:
-        raise unknown_name("architecture", name, known)
-    return known[name]
+def _plugin(name: str) -> Architecture:
+    made = load_plugin(GROUP, name, own=_own())
+    if not isinstance(made, Architecture) or made.name != name:
+        raise plugin_problem(GROUP, name, f"an Architecture with the name {name!r}")
+    return made

@@ -1,13 +1,15 @@
 """The contract of a reuse rule, and the passes that turn a view into a plan."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple, cast
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 from stepsaver.engine import registry
 from stepsaver.engine.base_plan import base_plan, commit_plan
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.plugins import plugin_problem
 from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
@@ -118,7 +120,19 @@ def _less(rule: Rule, plan: StepPlan, narrowed: StepPlan) -> StepPlan:
 
 def parse_rule(text: str) -> Rule:
     """A rule from `name:field=value,...`."""
-    return cast(Rule, registry.parse(text, "stepsaver.engine.rules", "rule"))
+    made = registry.parse(text, "stepsaver.engine.rules", "rule")
+    if not isinstance(made, Rule):
+        raise plugin_problem("stepsaver.rules", made.name, "a Rule")
+    return made
+
+
+def chosen_rules(given: "str | Rule | Sequence[str | Rule]") -> tuple[Rule, ...]:
+    """Rules as Python code names them: text or objects, one or several."""
+    listed = [given] if isinstance(given, (str, Rule)) else list(given)
+    wrong = next((each for each in listed if not isinstance(each, (str, Rule))), None)
+    if wrong is not None:
+        raise UsageError(f"{shown(wrong)} is no rule: expected text such as 'trim:level=changed', or a Rule object")
+    return tuple(parse_rule(each) if isinstance(each, str) else each for each in listed)
 
 
 def check_rules(rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int) -> None:

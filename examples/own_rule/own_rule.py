@@ -1,0 +1,31 @@
+"""A reuse rule of one's own: a row whose token is known for some steps is not computed again in its block."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stepsaver.extending import DecodingSettings, Rule, SampleStep, Shares, StepPlan, StepView, UsageError
+
+
+@dataclass(frozen=True)
+class RestingRows(Rule):
+    """Known rows rest `after` steps after they were revealed: they keep the keys and values that they have."""
+
+    name: ClassVar[str] = "resting_rows"
+    purpose: ClassVar[str] = "leave out the rows whose tokens have been known for some steps"
+    pays: ClassVar[str] = "in large batches, where rows are the price"
+
+    after: int = 1
+
+    def __post_init__(self) -> None:
+        if self.after < 1:
+            raise UsageError(f"rule resting_rows: after {self.after} is not positive")
+
+    def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
+        if view.step == 0:  # nothing of this block has been computed yet
+            return plan
+        awake = view.masked | view.changed | view.revealed_within(self.after) | plan.reads
+        return plan.within(awake)
+
+    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
+        share = 0.0 if step.step == 0 or not step.rows else 1 - step.head_rows / step.rows
+        return Shares(share, share, share)

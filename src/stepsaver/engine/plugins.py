@@ -1,0 +1,54 @@
+"""What other packages add: rules, policies, architectures and tasks that they declare as entry points.
+
+    [project.entry-points."stepsaver.rules"]
+    every_other = "my_package:EveryOther"
+
+The name of an entry is the name that it is used by. It is loaded when somebody asks for it, so that a plug-in which is
+broken harms nobody who does not use it.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from stepsaver.engine.errors import UsageError
+
+
+def plugin_names(group: str) -> frozenset[str]:
+    return frozenset(_entries(group))
+
+
+def load_plugin(group: str, name: str, *, own: Iterable[str] = ()) -> Any:
+    """What an entry leads to; None where no package declares one. A name that is taken is refused: `own` are ours."""
+    found = _entries(group).get(name, ())
+    if not found:
+        return None
+    if len(found) > 1 or name in own:
+        owners = [*(["stepsaver"] if name in own else []), *map(_owner, found)]
+        raise UsageError(f"{group}: {name} is declared by {' and by '.join(owners)}; one of them has to go")
+    try:
+        return found[0].load()
+    except Exception as error:  # foreign code, which may fail in any way
+        line = " ".join(str(error).split())
+        raise UsageError(
+            f"{group}: {name} of {_owner(found[0])} cannot be loaded: {type(error).__name__}: {line}"
+        ) from None
+
+
+def plugin_problem(group: str, name: str, what: str) -> UsageError:
+    """An entry that leads to something of another kind."""
+    return UsageError(f"{group}: {name} of {_owner(_entries(group)[name][0])} is not {what}")
+
+
+@cache
+def _entries(group: str) -> dict[str, tuple[EntryPoint, ...]]:
+    """The entries of a group by name; the same entry may be seen twice, on two paths."""
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for entry in entry_points(group=group):
+        found.setdefault(entry.name, {})[entry.value] = entry
+    return {name: tuple(entries.values()) for name, entries in found.items()}
+
+
+def _owner(entry: EntryPoint) -> str:
+    return f"{entry.dist.name if entry.dist else 'a package'} ({entry.value})"

@@ -1,0 +1,50 @@
+"""What rules, policies, architectures and tasks of one's own are made of. `examples/own_rule` is one, from end to end.
+
+A package declares them as entry points of the groups `stepsaver.rules`, `stepsaver.policies`,
+`stepsaver.architectures` and `stepsaver.tasks`, under the name that they are used by; rules and policies can also be
+given to `Model.generate` and `stepsaver.compare` as objects. Rules and policies are frozen dataclasses: their fields
+are what `name:field=value` sets, and part of a result's identity.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.models.architecture import Architecture
+from stepsaver.engine.plan import LayerRows, StepPlan
+from stepsaver.engine.policies.policy import Candidates, Choice, RevealPolicy, by_confidence
+from stepsaver.engine.rows import Rows, row_list, rows_between
+from stepsaver.engine.rules.rule import Rule, Shares
+from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.view import StepView
+
+if TYPE_CHECKING:
+    from stepsaver.evaluation.task_registry import TaskDeclaration
+
+__all__ = [
+    "Architecture",
+    "Candidates",
+    "Choice",
+    "DecodingSettings",
+    "LayerRows",
+    "RevealPolicy",
+    "Rows",
+    "Rule",
+    "SampleStep",
+    "Shares",
+    "StepPlan",
+    "StepView",
+    "TaskDeclaration",
+    "UsageError",
+    "by_confidence",
+    "row_list",
+    "rows_between",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "TaskDeclaration":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from stepsaver.evaluation.task_registry import TaskDeclaration  # it needs the part `bench`
+
+    return TaskDeclaration
