@@ -1,1 +1,40 @@
-"""An engine and a bench for cross-step compute reuse in block-diffusion language models."""
+"""An engine and a bench for cross-step compute reuse in block-diffusion language models.
+
+    import stepsaver
+    model = stepsaver.load("embedded")
+    for text in model.generate(["Tom has 12 pens and buys 5. How many has he?"], rules=["near_rows", "trim"]):
+        print(text)
+
+What is named here is the public interface, with `stepsaver.extending` for rules, policies and architectures of one's
+own. Everything else may change. Names are imported when they are first used, because torch takes seconds and
+`stepsaver --help` does not need it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from stepsaver.engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepsaver.api.model import Model, Piece, load
+    from stepsaver.engine.score import Score
+
+__version__ = "0.1.0"  # the one place; pyproject.toml reads it from here
+__all__ = ["Model", "Piece", "Score", "UsageError", "load"]
+
+_WHERE = {
+    "Model": "stepsaver.api.model",
+    "Piece": "stepsaver.api.model",
+    "Score": "stepsaver.engine.score",
+    "load": "stepsaver.api.model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

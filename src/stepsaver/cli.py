@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from stepsaver import commands
 from stepsaver.engine.errors import UsageError
+from stepsaver.extras import named_parts
 
 DONE, CHECK_FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 LONGEST_MESSAGE = 1000
@@ -67,7 +68,7 @@ def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Nam
 def main(arguments: Sequence[str] | None = None) -> int:
     when_stopped = NOTHING_KEPT
     try:
-        with _terminable(), _quiet_libraries():
+        with _terminable(), _quiet_libraries(), named_parts():
             given = sys.argv[1:] if arguments is None else list(arguments)
             named = next((each for each in given if not each.startswith("-")), None)
             options = parse(build_parser(named), given)

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stepsaver.engine.decoding_settings import resolve_decoding
-from stepsaver.engine.engine import Engine, choose_dtype
+from stepsaver.engine.device import choose_dtype
+from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models import linear
 from stepsaver.engine.models.architecture import architectures

@@ -15,7 +15,7 @@ import torch
 import stepsaver
 
 PACKAGE = Path(stepsaver.__file__).parent
-NUMERIC_PACKAGES = ("torch", "numpy", "lm_eval", "transformers", "tokenizers", "datasets")
+NUMERIC_PACKAGES = ("torch", "numpy", "lm_eval", "tokenizers", "datasets")
 
 
 @cache

@@ -3,13 +3,19 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
 
+def _can_show() -> bool:
+    """On a terminal, where the library for it is installed: decoding does not need it."""
+    return sys.stderr.isatty() and find_spec("rich") is not None
+
+
 def progress(items: Iterable[Item], *, total: int, label: str) -> Iterator[Item]:
-    if not sys.stderr.isatty():
+    if not _can_show():
         yield from items
         return
     from rich.console import Console
@@ -23,7 +29,7 @@ def progress(items: Iterable[Item], *, total: int, label: str) -> Iterator[Item]
 @contextmanager
 def counting_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
     """A bar per name that is moved by (name, done, total); on anything but a terminal nothing is shown."""
-    if not sys.stderr.isatty():
+    if not _can_show():
         yield lambda name, done, total: None
         return
     from rich.console import Console

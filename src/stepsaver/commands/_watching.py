@@ -72,9 +72,11 @@ def check_watching(options: argparse.Namespace, opened: "OpenModel") -> "tuple[R
 
 def watch_of(options: argparse.Namespace, engine: "Engine", prompts: int, text: TokenText) -> "Watch | None":
     """The live view, if it is wanted."""
+    if options.watch is None:
+        return None
     from stepsaver.report.watch import Watch
 
-    return None if options.watch is None else Watch(engine, prompts, text, seconds=options.watch)
+    return Watch(engine, prompts, text, seconds=options.watch)
 
 
 def on_each_step(watchers: Sequence[OnStep | None]) -> OnStep | None:

@@ -8,9 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from stepsaver.commands._registry_table import add_json_argument
+from stepsaver.extras import missing_part
 
 HELP = "whether this machine is ready"
-PACKAGES = ("torch", "numpy", "safetensors", "transformers", "huggingface_hub", "lm_eval")
+PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub")
+OPTIONAL = ("lm_eval", "plotly", "submitit")  # one of each part
 
 
 class Finding(NamedTuple):
@@ -24,7 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    findings = [_python(), *map(_package, PACKAGES), _device(), _weights(), _kernels(), _embedded(), _hub()]
+    findings = [
+        _python(),
+        *map(_package, PACKAGES),
+        *map(_optional, OPTIONAL),
+        _device(),
+        _weights(),
+        _kernels(),
+        _embedded(),
+        _hub(),
+    ]
     if options.json:
         print(json.dumps([finding._asdict() for finding in findings]))
     else:
@@ -44,10 +55,15 @@ def _package(name: str) -> Finding:
         return Finding(name, False, "not installed")
 
 
+def _optional(name: str) -> Finding:
+    found = _package(name)
+    return found if found.is_fine else Finding(name, True, f"not installed; {missing_part(name)}")
+
+
 def _device() -> Finding:
     import torch
 
-    from stepsaver.engine.engine import choose_device, choose_dtype
+    from stepsaver.engine.device import choose_device, choose_dtype
 
     device = choose_device("auto")
     dtype = str(choose_dtype("auto", device)).removeprefix("torch.")

@@ -2,6 +2,7 @@
 
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ def hub_revision(folder: Path) -> str | None:
 
 def _download(name: str, revision: str | None) -> Path:
     """The hub's own client finds `HF_TOKEN` or the stored login by itself, so no token passes through here."""
+    if find_spec("huggingface_hub") is None:  # it comes with tokenizers, unless somebody took it away
+        raise UsageError(f"model {name} is on the hub: pip install huggingface_hub, or give a folder")
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import (
         GatedRepoError,

@@ -1,15 +1,15 @@
-"""Text to ids and back, and chat prompts. A small surface over transformers, which is imported only when it is used."""
+"""Text to ids and back, and chat prompts."""
 
 import hashlib
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.chat_template import ChatTemplate
+from stepsaver.evaluation.tokenizer_files import read_tokenizer
 
 _ANY_QUESTION = "a question that no template contains"
 
@@ -27,28 +27,23 @@ class TextTokenizer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._tokenizer = _load(folder)
-        self._special = {str(token): int(i) for token, i in self._tokenizer.get_added_vocab().items()}
+        with _told_apart(folder):
+            self._tokenizer, self._special_texts, self.chat_template = read_tokenizer(folder)
+            added = self._tokenizer.get_added_tokens_decoder()
+        self._added = {token.content: index for index, token in added.items()}
 
     def encode(self, text: str) -> list[int]:
         with _told_apart(self.folder):
-            return list(self._tokenizer.encode(text, add_special_tokens=False))
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
         with _told_apart(self.folder):
-            return self._tokenizer.decode(
-                list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False
-            )
+            return self._tokenizer.decode(list(ids), skip_special_tokens=not keep_special)
 
     def token_text(self, token: int) -> str:
         """What a token adds to a text. Some decoders drop the space before a text's first token, so it goes second."""
         alone, twice = self.decode([token], keep_special=True), self.decode([token, token], keep_special=True)
         return twice[len(alone) :] if twice.startswith(alone) else alone
-
-    @property
-    def chat_template(self) -> str | None:
-        template = self._tokenizer.chat_template
-        return template if isinstance(template, str) else None
 
     @property
     def has_chat_template(self) -> bool:
@@ -67,8 +62,7 @@ class TextTokenizer:
 
     @cached_property
     def _renderer(self) -> ChatTemplate:
-        texts = {name: str(text) for name, text in self._tokenizer.special_tokens_map.items() if text is not None}
-        return ChatTemplate(self.chat_template or "", texts)
+        return ChatTemplate(self.chat_template or "", self._special_texts)
 
     @cached_property
     def answer_opening(self) -> str:
@@ -80,30 +74,13 @@ class TextTokenizer:
 
     def added_token(self, text: str) -> int | None:
         """The id of a token that is matched whole, such as `<|im_end|>`, or None."""
-        return self._special.get(text)
+        return self._added.get(text)
 
     @property
     def fingerprint(self) -> str:
         """A name that changes with the chat template; the harness keys its prompts by it."""
         template = hashlib.sha256((self.chat_template or "").encode()).hexdigest()[:8]
         return f"{self.folder.name}-{template}"
-
-
-def _load(folder: Path) -> Any:
-    import transformers
-
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # it remarks on model types that it does not know; only files count here
-    try:
-        with _told_apart(folder), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-            template = folder / "chat_template.jinja"
-            if tokenizer.chat_template is None and template.exists():  # transformers before 4.50 do not look for it
-                tokenizer.chat_template = template.read_text(encoding="utf-8")
-            return tokenizer
-    finally:
-        transformers.logging.set_verbosity(level)
 
 
 @contextmanager

@@ -72,6 +72,11 @@ class Linear(nn.Linear):
         self.whole: Slice = (0, outputs)
         self.layout: Layout | None = None
 
+    def reset_parameters(self) -> None:
+        """Draws no numbers on the meta device: to do so torch imports its compiler, which takes two seconds."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
     @property
     def numbers(self) -> int:
         return self.in_features * self.out_features
@@ -134,6 +139,11 @@ class Embedding(nn.Embedding):
         super().__init__(vocab, hidden)
         self.arithmetic: torch.dtype | None = None  # None: that of the table
         self.tied: Halves | None = None  # the head that holds the same numbers, instead of a table
+
+    def reset_parameters(self) -> None:
+        """As of a linear map."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
 
     def forward(self, ids: Tensor) -> Tensor:
         if self.tied is not None:

@@ -1,0 +1,131 @@
+"""A tokenizer from the files of a checkpoint, read by the `tokenizers` library alone: transformers takes seconds to
+import. What the files say counts, no class of that name.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from stepsaver.engine.errors import UsageError, shown
+from stepsaver.engine.models.config import read_json
+
+CONFIGURATION, SPECIAL_TOKENS, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
+# How a text is split before merges apply, where vocabulary and merges are all there is. The files do not say it.
+QWEN2_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+LISTS_OF_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+
+
+class TokenizerFiles(NamedTuple):
+    """What a folder says about texts."""
+
+    tokenizer: Tokenizer
+    special_texts: dict[str, str]  # such as that of `eos_token`, which chat templates use
+    chat_template: str | None
+
+
+def read_tokenizer(folder: Path) -> TokenizerFiles:
+    configuration = read_json(folder / SPECIAL_TOKENS) | read_json(folder / CONFIGURATION)
+    tokenizer = _tokenizer(folder, configuration)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    _add_tokens(folder, tokenizer, configuration)
+    texts = {name: text for name, value in configuration.items() if name.endswith("_token") and (text := _text(value))}
+    return TokenizerFiles(tokenizer, texts, _chat_template(folder, configuration))
+
+
+def _tokenizer(folder: Path, configuration: dict[str, Any]) -> Tokenizer:
+    whole, vocabulary, merges = (folder / name for name in ("tokenizer.json", VOCABULARY, MERGES))
+    if whole.exists():
+        return Tokenizer.from_file(str(whole))
+    if vocabulary.exists() and merges.exists() and configuration.get("tokenizer_class") in QWEN2_CLASSES:
+        return _qwen2(vocabulary, merges)
+    return _by_transformers(folder)
+
+
+def _qwen2(vocabulary: Path, merges: Path) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _by_transformers(folder: Path) -> Tokenizer:
+    """Other kinds of files are converted by transformers, where it is installed."""
+    names = ("tokenizer.model", VOCABULARY, "vocab.txt")
+    if not any((folder / name).exists() for name in names):
+        raise UsageError("it has no tokenizer.json")
+    try:
+        import transformers
+    except ImportError:
+        raise UsageError("it has no tokenizer.json; `pip install transformers` to convert what it has") from None
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it remarks on model types that it does not know; only files count here
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        return tokenizer.backend_tokenizer
+    finally:
+        transformers.logging.set_verbosity(level)
+
+
+def _add_tokens(folder: Path, tokenizer: Tokenizer, configuration: dict[str, Any]) -> None:
+    """Adds the tokens that only the other files name, under the ids they are given there, and marks special ones."""
+    known = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
+    special = set(_special_tokens(configuration))
+    for index, token in _declared_tokens(folder, configuration):
+        if token.content in known and (known[token.content] or not token.special):
+            continue
+        add = tokenizer.add_special_tokens if token.special else tokenizer.add_tokens
+        add([token])
+        known[token.content] = token.special
+        if (found := tokenizer.token_to_id(token.content)) != index:
+            raise UsageError(f"added token {shown(token.content)} has the id {index}, and it would get {found}")
+    missing = sorted(text for text in special if not known.get(text))
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
+
+
+def _declared_tokens(folder: Path, configuration: dict[str, Any]) -> Iterator[tuple[int, AddedToken]]:
+    """Tokens beside the vocabulary, by id."""
+    declared = configuration.get("added_tokens_decoder") or {}
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    found = {
+        int(index): AddedToken(entry["content"], **{name: bool(entry[name]) for name in flags if name in entry})
+        for index, entry in declared.items()
+    }
+    for text, index in read_json(folder / ADDED).items():
+        found.setdefault(index, AddedToken(text, normalized=False))
+    return iter(sorted(found.items(), key=lambda each: each[0]))
+
+
+def _special_tokens(configuration: dict[str, Any]) -> Iterator[str]:
+    for name, value in configuration.items():
+        values = [value] if name.endswith("_token") else value if name in LISTS_OF_SPECIAL_TOKENS else []
+        yield from filter(None, map(_text, values.values() if isinstance(values, dict) else values or []))
+
+
+def _text(value: Any) -> str | None:
+    """The text of a token, which may stand alone or with flags."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
+
+
+def _chat_template(folder: Path, configuration: dict[str, Any]) -> str | None:
+    path = folder / TEMPLATE
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    template = configuration.get("chat_template")
+    if isinstance(template, list):  # several by name
+        named = {each["name"]: each["template"] for each in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
