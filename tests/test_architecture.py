@@ -26,7 +26,8 @@ ALLOWED = {
     "training": {"engine", "evaluation", "training", "cli"},
     "bench": {"engine", "evaluation", "bench"},
     "report": {"engine", "evaluation", "bench", "report"},
-    "commands": {"engine", "evaluation", "bench", "report", "training", "commands"},
+    "api": {"engine", "evaluation", "bench", "report", "api", "extras"},
+    "commands": {"engine", "evaluation", "bench", "report", "training", "commands", "extras"},
 }
 ENGINE_PACKAGES = {"torch", "numpy", "safetensors", "stepsaver"}
 

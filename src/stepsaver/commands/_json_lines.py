@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepsaver.engine.errors import UsageError, shown
+from stepsaver.engine.errors import UsageError
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -34,16 +34,9 @@ def id_list(entry: dict[str, Any], field: str, place: str) -> tuple[int, ...]:
 
 
 def text_of(entry: dict[str, Any], field: str, place: str) -> str:
+    from stepsaver.evaluation.encoding import checked_text  # it brings torch, and `--help` does not need it
+
     text = entry.get(field)
     if not isinstance(text, str):
         raise UsageError(f'{place}: expected {{"{field}": "text"}}')
     return checked_text(text, place)
-
-
-def checked_text(text: str, place: str) -> str:
-    """A text, if it is one: half of a pair of surrogates, or bytes that are not UTF-8, cannot be encoded."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{place}: character {error.start} is not valid Unicode: {shown(text[error.start])}") from None
-    return text

@@ -33,7 +33,8 @@ from stepsaver.engine.defaults import NEW_TOKENS
 from stepsaver.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
-    from stepsaver.engine.engine import Completion, Engine, Prompt
+    from stepsaver.engine.engine import Completion, Engine
+    from stepsaver.engine.prompt import Prompt
     from stepsaver.engine.sampling import Sampling
     from stepsaver.engine.trace import Trace
     from stepsaver.evaluation.open_model import OpenModel
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     prompts = read_prompts(options, opened)
     engine = build_engine(options, opened)
     trace = Trace()
-    decode = partial(_decode, options, prompts, sampling, text)
+    decode = partial(_decode, options, opened, prompts, sampling, text)
     if options.trace is None:
         completions = decode(engine, trace)
     else:
@@ -91,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _decode(
     options: argparse.Namespace,
+    opened: "OpenModel",
     prompts: "list[Prompt]",
     sampling: "Sampling",
     text: TokenText,
@@ -99,8 +101,6 @@ def _decode(
     recorder: OnStep | None = None,
 ) -> "list[Completion]":
     """Decodes all prompts. Returns the completions in the prompts' order."""
-    from stepsaver.engine.sampling import NonFiniteLogits
-
     watch = watch_of(options, engine, len(prompts), text)
     finished = engine.generate(
         prompts,
@@ -109,12 +109,9 @@ def _decode(
         trace=trace,
         on_step=on_each_step([recorder, watch]),
     )
-    try:
-        with watch or nullcontext():
-            shown = finished if watch else progress(finished, total=len(prompts), label="decoding")
-            return sorted(shown, key=lambda each: each.index)
-    except NonFiniteLogits as error:
-        raise UsageError(f"{options.model}: {error}") from None
+    with opened.blamed(), watch or nullcontext():
+        shown = finished if watch else progress(finished, total=len(prompts), label="decoding")
+        return sorted(shown, key=lambda each: each.index)
 
 
 def read_prompts(options: argparse.Namespace, opened: "OpenModel") -> "list[Prompt]":
@@ -123,25 +120,19 @@ def read_prompts(options: argparse.Namespace, opened: "OpenModel") -> "list[Prom
 
 def _encoded_prompts(options: argparse.Namespace, opened: "OpenModel") -> "Iterator[Prompt]":
     """The prompts as ids, checked against the model before its weights are read."""
-    from stepsaver.engine.engine import Prompt, check_prompt
+    from stepsaver.engine.prompt import Prompt, check_prompt
+    from stepsaver.evaluation.encoding import encode_prompt
 
     for line, entry in _entries(options):
         place = f"{options.prompts} line {line}" if options.prompts else "--prompt"
         if options.ids:
             ids = id_list(entry, "ids", place)
         else:
-            ids = tuple(encode_prompt(opened.tokenizer, text_of(entry, "prompt", place), chat=options.chat))
+            ids = encode_prompt(opened.tokenizer, text_of(entry, "prompt", place), chat=options.chat)
         identity = entry.get("id")
         prompt = Prompt(ids, None if identity is None else str(identity))
         ids = check_prompt(prompt, opened.config, opened.decoding, options.max_new_tokens, place)
         yield replace(prompt, ids=ids)
-
-
-def encode_prompt(tokenizer: "TextTokenizer", text: str, *, chat: bool) -> list[int]:
-    """The ids of a prompt: as a user's message where the model has a chat template, else as it stands."""
-    if chat and tokenizer.has_chat_template:
-        text = tokenizer.chat_prompt([{"role": "user", "content": text}])
-    return tokenizer.encode(text)
 
 
 def _entries(options: argparse.Namespace) -> Iterator[tuple[int, dict[str, Any]]]:

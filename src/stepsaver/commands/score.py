@@ -16,7 +16,7 @@ from stepsaver.commands._model_options import (
     throughput,
 )
 from stepsaver.commands._progress import progress
-from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.errors import unknown_name
 from stepsaver.engine.estimators import ESTIMATORS
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.engine.sampling import NonFiniteLogits
     from stepsaver.engine.trace import Trace
 
     if options.estimator not in ESTIMATORS:
@@ -50,10 +49,8 @@ def run(options: argparse.Namespace) -> int:
     engine = build_engine(options, opened)
     trace = Trace()
     found = engine.score(requests, estimator=options.estimator, score_stop=options.score_stop, trace=trace)
-    try:
+    with opened.blamed():
         scores = sorted(progress(found, total=len(requests), label="scoring"), key=lambda each: each.index)
-    except NonFiniteLogits as error:
-        raise UsageError(f"{options.model}: {error}") from None
     if options.json:
         document = {
             "scores": [
@@ -72,17 +69,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_requests(options: argparse.Namespace, opened: "OpenModel") -> "Iterator[ScoreRequest]":
-    from stepsaver.engine.engine import Prompt, check_prompt
+    from stepsaver.engine.prompt import Prompt, check_prompt
     from stepsaver.engine.score import ScoreRequest
+    from stepsaver.evaluation.encoding import encode_pair
 
-    encode = None if options.ids else opened.tokenizer.encode
     for number, entry in read_json_lines(options.requests):
         place = f"{options.requests} line {number}"
-        if encode is None:
+        if options.ids:
             request = ScoreRequest(id_list(entry, "context_ids", place), id_list(entry, "continuation_ids", place))
         else:
             context, continuation = text_of(entry, "context", place), text_of(entry, "continuation", place)
-            request = ScoreRequest(tuple(encode(context)), tuple(encode(continuation)))
+            request = ScoreRequest(*encode_pair(opened.tokenizer, context, continuation))
         longest = len(request.continuation_ids) + 1
         check_prompt(Prompt(request.context_ids), opened.config, opened.decoding, longest, place)
         if request.continuation_ids:

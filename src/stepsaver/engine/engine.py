@@ -5,22 +5,20 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import cast
 
-import torch
-
 from stepsaver.engine.batch import BatchContext, Moves, StepEvent
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.defaults import BATCH_SIZE
 from stepsaver.engine.denoise import Denoising
-from stepsaver.engine.errors import UsageError, shown, unknown_name
+from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.estimators import ESTIMATORS, Estimator
 from stepsaver.engine.forward import Memory, Observe
-from stepsaver.engine.generate import decode
-from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.generate import decode, ticks
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import Policy, RevealPolicy
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.policies.verified import Verified
+from stepsaver.engine.prompt import Prompt, check_prompt
 from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import Score, ScoreRequest, merge_requests, scores_of
@@ -31,15 +29,6 @@ from stepsaver.engine.verify import Verifying
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """Token ids; an identity, if the sample's random numbers shall depend on it; a limit of its own, if it has one."""
-
-    ids: tuple[int, ...]
-    identity: str | None = None
-    max_new_tokens: int | None = None
-
-
-@dataclass(frozen=True)
 class Completion:
     """A finished sample: `index` counts the prompts, `ids` are the generated tokens with the stop token."""
 
@@ -47,6 +36,15 @@ class Completion:
     ids: list[int]
     finish: Finish
     steps: list[SampleStep]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A sample on its way: the generated tokens before its first masked row. Nothing changes them any more."""
+
+    index: int
+    ids: list[int]
+    finish: Finish | None  # None: more will come
 
 
 class Engine:
@@ -101,12 +99,22 @@ class Engine:
         `on_step` is called for every denoising step of every sample; `finished` is asked after each block with the
         tokens so far and may end the sample; `trace` is filled with a record per forward.
         """
-        requests = [self._request(place, prompt, max_new_tokens) for place, prompt in enumerate(prompts)]
-        if isinstance(self.policy, Verified) and sampling is not None and not sampling.is_greedy:
-            raise UsageError(f"policy verified decodes greedily: temperature {sampling.temperature} is not 0")
+        requests = self._requests(prompts, max_new_tokens, sampling)
         return self._decode(
             requests, sampling or Sampling(), trace if trace is not None else Trace(), on_step, finished
         )
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt | Sequence[int]],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        trace: Trace | None = None,
+    ) -> Iterator[Settled]:
+        """Yields a sample whenever more of its tokens have settled, and once when it is finished."""
+        requests = self._requests(prompts, max_new_tokens, sampling)
+        return self._settle(requests, sampling or Sampling(), trace if trace is not None else Trace())
 
     def score(
         self,
@@ -128,6 +136,25 @@ class Engine:
             raise UsageError("verified drafts have the text of autoregressive decoding: score with that estimator")
         checked = [self._score_request(place, each, score_stop) for place, each in enumerate(requests)]
         return self._score(checked, estimator, trace if trace is not None else Trace())
+
+    def _requests(
+        self, prompts: Sequence[Prompt | Sequence[int]], max_new_tokens: int, sampling: Sampling | None
+    ) -> list[Request]:
+        if isinstance(self.policy, Verified) and sampling is not None and not sampling.is_greedy:
+            raise UsageError(f"policy verified decodes greedily: temperature {sampling.temperature} is not 0")
+        return [self._request(index, prompt, max_new_tokens) for index, prompt in enumerate(prompts)]
+
+    def _settle(self, requests: list[Request], sampling: Sampling, trace: Trace) -> Iterator[Settled]:
+        if not requests:
+            return
+        batch = self._batch(requests, trace, sampling=sampling)
+        counts = [0] * len(requests)
+        for samples in ticks(batch, requests, trace):
+            for sample in samples:
+                ids = sample.generated
+                if len(ids) > counts[sample.index] or sample.ending is not None:
+                    counts[sample.index] = len(ids)
+                    yield Settled(sample.index, ids, sample.ending.finish if sample.ending else None)
 
     def _score(self, requests: list[ScoreRequest], estimator: Estimator, trace: Trace) -> Iterator[Score]:
         asked = [index for index, request in enumerate(requests) if request.continuation_ids]
@@ -246,52 +273,3 @@ class Engine:
         limit = max_new_tokens if given.max_new_tokens is None else given.max_new_tokens
         ids = check_prompt(given, self.model.config, self.decoding, limit, f"prompt {place}")
         return Request(ids, limit, request_key(ids, given.identity))
-
-
-def check_prompt(
-    prompt: Prompt, config: ModelConfig, decoding: DecodingSettings, max_new_tokens: int, place: str
-) -> tuple[int, ...]:
-    """The prompt's ids if the model can take them. An empty prompt stands for the bos token."""
-    if max_new_tokens < 0:
-        raise UsageError(f"max_new_tokens {max_new_tokens} is negative")
-    ids = prompt.ids
-    if not ids:
-        if decoding.bos_id is None:
-            raise UsageError(f"{place} is empty, which stands for the bos token, and this model has none")
-        ids = (decoding.bos_id,)
-    outside = next((token for token in ids if not 0 <= token < config.vocab), None)
-    if outside is not None:
-        raise UsageError(f"{place}: id {outside} is outside the vocabulary of {config.vocab}")
-    if len(ids) + max_new_tokens > config.max_positions:
-        raise UsageError(
-            f"{place}: {len(ids)} tokens and {max_new_tokens} new ones exceed "
-            f"the model's {config.max_positions} positions"
-        )
-    return ids
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto`: the first CUDA device if there is one, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"device {shown(name)} is unknown; allowed: auto, cpu, cuda, cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {name!r} is not supported; allowed: auto, cpu, cuda, cuda:N")
-    if (device.index or 0) >= (torch.cuda.device_count() if device.type == "cuda" else 1):
-        raise UsageError(f"device {name!r} is not available on this machine")
-    return device
-
-
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 on CUDA from compute capability 8.0, float16 on older CUDA, float32 elsewhere."""
-    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name != "auto":
-        if name not in known:
-            raise UsageError(f"dtype {shown(name)} is unknown; allowed: auto, {', '.join(known)}")
-        return known[name]
-    if device.type != "cuda":
-        return torch.float32
-    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16

@@ -17,6 +17,12 @@ from stepsaver.engine.trace import ForwardRecord, SampleStep, Trace, sample_step
 
 def decode(batch: BatchContext, requests: Iterable[Request], trace: Trace) -> Iterator[Sample]:
     """Decodes all requests, at most `slots` at a time, and yields each sample when it is finished."""
+    for samples in ticks(batch, requests, trace):
+        yield from (sample for sample in samples if sample.is_finished)
+
+
+def ticks(batch: BatchContext, requests: Iterable[Request], trace: Trace) -> Iterator[list[Sample]]:
+    """Decodes all requests and yields the samples of the batch after every tick, finished ones for the last time."""
     waiting = deque(enumerate(requests))
     free = list(range(batch.slots))[::-1]
     active: list[Sample] = []
@@ -28,13 +34,13 @@ def decode(batch: BatchContext, requests: Iterable[Request], trace: Trace) -> It
         running = [sample for sample in active if not sample.is_finished]
         if running:
             _tick(batch, running, trace, waiting=len(waiting))
-        leaving = [sample for sample in active if sample.is_finished]
-        active = [sample for sample in running if not sample.is_finished]
-        for sample in leaving:
-            free.append(sample.slot)
-            trace.samples += 1
-            trace.tokens_generated += len(sample.generated)
-            yield sample
+        for sample in active:
+            if sample.is_finished:
+                free.append(sample.slot)
+                trace.samples += 1
+                trace.tokens_generated += len(sample.generated)
+        yield active
+        active = [sample for sample in active if not sample.is_finished]
 
 
 def _tick(batch: BatchContext, samples: list[Sample], trace: Trace, *, waiting: int) -> None:

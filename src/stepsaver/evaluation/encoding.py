@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 
@@ -16,6 +16,22 @@ class Fitted(NamedTuple):
 
     ids: tuple[int, ...]
     cut: int
+
+
+def checked_text(text: str, place: str) -> str:
+    """A text, if it is one: half of a pair of surrogates, or bytes that are not UTF-8, cannot be encoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{place}: character {error.start} is not valid Unicode: {shown(text[error.start])}") from None
+    return text
+
+
+def encode_prompt(tokenizer: TextTokenizer, text: str, *, chat: bool) -> tuple[int, ...]:
+    """The ids of a prompt: as a user's message where the model has a chat template, else as it stands."""
+    if chat and tokenizer.has_chat_template:
+        text = tokenizer.chat_prompt([{"role": "user", "content": text}])
+    return tuple(tokenizer.encode(text))
 
 
 def encode_pair(tokenizer: TextTokenizer, context: str, continuation: str) -> EncodedPair:

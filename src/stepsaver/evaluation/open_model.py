@@ -1,5 +1,7 @@
 """The one way to open a model by its name: what is wrong with it is said before a weight is read."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +10,9 @@ import torch
 
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.defaults import WEIGHTS, Weights
-from stepsaver.engine.engine import Engine, choose_device, choose_dtype
+from stepsaver.engine.device import choose_device, choose_dtype
+from stepsaver.engine.engine import Engine
+from stepsaver.engine.errors import UsageError
 from stepsaver.engine.joins import Join
 from stepsaver.engine.models.config import ModelConfig, read_config
 from stepsaver.engine.models.linear import check_weights, served_weights
@@ -16,6 +20,7 @@ from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.rules.rule import Rule, check_rules
+from stepsaver.engine.sampling import NonFiniteLogits
 from stepsaver.evaluation.model_source import read_mask_id, resolve_model
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
@@ -49,6 +54,14 @@ class OpenModel:
         """Checks the rules against the model, then loads it."""
         check_rules(rules, self.decoding, self.config.layers)
         return Engine(self.load(), policy=policy, rules=rules, batch_size=batch_size, decoding=self.decoding)
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Logits that are not finite come of the checkpoint: one line with its name."""
+        try:
+            yield
+        except NonFiniteLogits as error:
+            raise UsageError(f"{self.name}: {error}") from None
 
 
 def open_model(

@@ -3,7 +3,7 @@
 from typing import ClassVar, NamedTuple, Protocol, cast
 
 from stepsaver.engine import registry
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.rows import Rows
 from stepsaver.engine.view import StepView
 
@@ -59,3 +59,16 @@ def policy_text(policy: str | None, threshold: float | None) -> str:
             f"a policy that has one takes it as a field, as in {DEFAULT_POLICY}:threshold={threshold}"
         )
     return f"{DEFAULT_POLICY}:threshold={threshold}"
+
+
+def chosen_policy(policy: str | Policy | None, threshold: float | None) -> Policy:
+    """A policy as Python code names it: text or an object, or a threshold alone."""
+    if policy is None or isinstance(policy, str):
+        return parse_policy(policy_text(policy, threshold))
+    if not isinstance(getattr(policy, "name", None), str) or isinstance(policy, type):
+        raise UsageError(
+            f"{shown(policy)} is no policy: expected text such as 'threshold', or an object of such a class"
+        )
+    if threshold is not None:
+        raise UsageError(f"policy {policy.name} and threshold {threshold} exclude each other")
+    return policy

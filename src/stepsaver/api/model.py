@@ -1,0 +1,283 @@
+"""A model that is loaded once: texts from prompts, log-likelihoods of texts."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, overload
+
+from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Weights
+from stepsaver.engine.engine import Completion, Engine, Settled
+from stepsaver.engine.errors import UsageError, shown
+from stepsaver.engine.estimators import Estimator
+from stepsaver.engine.joins import Join
+from stepsaver.engine.policies.policy import Policy, chosen_policy
+from stepsaver.engine.prompt import Prompt, check_prompt
+from stepsaver.engine.rules.rule import Rule, chosen_rules
+from stepsaver.engine.sampling import Sampling
+from stepsaver.engine.score import Score, ScoreRequest
+from stepsaver.evaluation.encoding import checked_text, encode_pair, encode_prompt
+from stepsaver.evaluation.open_model import OpenModel, open_model
+from stepsaver.evaluation.settling_text import SettlingText
+from stepsaver.evaluation.tokenizer import TextTokenizer
+
+Text = str | Sequence[int]  # a text, or its token ids
+Rules = str | Rule | Sequence[str | Rule]
+
+
+class Piece(NamedTuple):
+    """What has settled of an answer since its piece before: tokens up to the first row that is still masked."""
+
+    prompt: int  # the index of the prompt that it answers
+    text: str
+    ids: list[int]
+    is_last: bool  # the answer is complete
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Model:
+    """A model with its weights; `stepsaver.load` makes it. Rules and policies are chosen call by call."""
+
+    def __init__(self, opened: OpenModel) -> None:
+        self.opened = opened
+        self.network = opened.load()
+
+    def __repr__(self) -> str:
+        dtype = str(self.opened.dtype).removeprefix("torch.")
+        return f"<stepsaver.Model {self.name}: {self.opened.config.architecture}, {dtype} on {self.opened.device}>"
+
+    @property
+    def name(self) -> str:
+        """As it was given to `load`."""
+        return self.opened.name
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return self.opened.folder
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text, nothing added."""
+        return self.opened.tokenizer.encode(checked_text(text, "the text"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        return self.opened.tokenizer.decode(ids)
+
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[Text],
+        *,
+        rules: Rules = (),
+        policy: str | Policy | None = None,
+        threshold: float | None = None,
+        batch_size: int = BATCH_SIZE,
+        max_new_tokens: int = NEW_TOKENS,
+        temperature: float = Sampling.temperature,
+        top_p: float = Sampling.top_p,
+        seed: int = Sampling.seed,
+        chat: bool = True,
+        ids: Literal[False] = False,
+        stream: Literal[False] = False,
+    ) -> Iterator[str]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[Text],
+        *,
+        rules: Rules = (),
+        policy: str | Policy | None = None,
+        threshold: float | None = None,
+        batch_size: int = BATCH_SIZE,
+        max_new_tokens: int = NEW_TOKENS,
+        temperature: float = Sampling.temperature,
+        top_p: float = Sampling.top_p,
+        seed: int = Sampling.seed,
+        chat: bool = True,
+        ids: Literal[True],
+        stream: Literal[False] = False,
+    ) -> Iterator[list[int]]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[Text],
+        *,
+        rules: Rules = (),
+        policy: str | Policy | None = None,
+        threshold: float | None = None,
+        batch_size: int = BATCH_SIZE,
+        max_new_tokens: int = NEW_TOKENS,
+        temperature: float = Sampling.temperature,
+        top_p: float = Sampling.top_p,
+        seed: int = Sampling.seed,
+        chat: bool = True,
+        ids: bool = False,
+        stream: Literal[True],
+    ) -> Iterator[Piece]: ...
+
+    def generate(
+        self,
+        prompts: str | Sequence[Text],
+        *,
+        rules: Rules = (),
+        policy: str | Policy | None = None,
+        threshold: float | None = None,
+        batch_size: int = BATCH_SIZE,
+        max_new_tokens: int = NEW_TOKENS,
+        temperature: float = Sampling.temperature,
+        top_p: float = Sampling.top_p,
+        seed: int = Sampling.seed,
+        chat: bool = True,
+        ids: bool = False,
+        stream: bool = False,
+    ) -> Iterator[str] | Iterator[list[int]] | Iterator[Piece]:
+        """Yields an answer for each prompt, in the prompts' order; what is wrong is raised by the call itself.
+
+        A prompt is a text or its token ids; one text alone is one prompt. A text becomes a user's message by the
+        model's chat template, unless `chat` is False or there is none.
+        `rules` say which work is left out, `policy` (or `threshold` alone) which rows a step reveals: text such as
+        `trim:level=changed`, or objects. At temperature 0 decoding is greedy; otherwise what is drawn depends on seed
+        and prompt, never on the batch, so that equal prompts have equal answers.
+        With `ids` answers are token ids, the stop token included; without a tokenizer nothing else is possible.
+        With `stream` pieces come as they settle, those of all prompts of a batch in turn. A token has settled when no
+        row before it is masked: nothing changes it any more. A piece's text ends before a character that is not whole;
+        with `ids` its text is empty.
+        """
+        engine = self._engine(rules, policy, threshold, batch_size)
+        sampling = Sampling(temperature, top_p, seed)
+        listed = [prompts] if isinstance(prompts, str) else list(prompts)
+        encoded = [self._prompt(each, f"prompt {index}", max_new_tokens, chat) for index, each in enumerate(listed)]
+        tokenizer = None if ids else self.opened.tokenizer
+        if stream:
+            settled = engine.stream(encoded, max_new_tokens=max_new_tokens, sampling=sampling)
+            return self._pieces(settled, len(encoded), tokenizer)
+        found = self._in_order(engine.generate(encoded, max_new_tokens=max_new_tokens, sampling=sampling))
+        if tokenizer is None:
+            return (each.ids for each in found)
+        decode = tokenizer.decode
+        return (decode(each.ids) for each in found)
+
+    def score(
+        self,
+        pairs: Sequence[tuple[Text, Text]],
+        *,
+        rules: Rules = (),
+        policy: str | Policy | None = None,
+        threshold: float | None = None,
+        batch_size: int = BATCH_SIZE,
+        estimator: Estimator = "trajectory",
+        score_stop: bool = False,
+    ) -> list[Score]:
+        """The log-likelihood of each continuation after its context, in the order of the pairs.
+
+        A pair is two texts or two lists of token ids; nothing is added to them, no chat template either. `trajectory`
+        scores by the loop that generates, with its rules and policy; `reference` and `autoregressive` are one forward.
+        `score_stop` appends the stop token to every continuation.
+        """
+        engine = self._engine(rules, policy, threshold, batch_size)
+        requests = [self._request(index, *_pair(index, each)) for index, each in enumerate(pairs)]
+        with self.opened.blamed():
+            found = engine.score(requests, estimator=estimator, score_stop=score_stop)
+            return sorted(found, key=lambda each: each.index)
+
+    def _engine(self, rules: Rules, policy: str | Policy | None, threshold: float | None, batch_size: int) -> Engine:
+        return Engine(
+            self.network,
+            policy=chosen_policy(policy, threshold),
+            rules=chosen_rules(rules),
+            batch_size=batch_size,
+            decoding=self.opened.decoding,
+        )
+
+    def _prompt(self, given: Text, place: str, max_new_tokens: int, chat: bool) -> Prompt:
+        if isinstance(given, str):
+            ids = encode_prompt(self.opened.tokenizer, checked_text(given, place), chat=chat)
+        else:
+            ids = _token_ids(given, place)
+        return Prompt(check_prompt(Prompt(ids), self.opened.config, self.opened.decoding, max_new_tokens, place))
+
+    def _request(self, index: int, context: Text, continuation: Text) -> ScoreRequest:
+        place = f"pair {index}"
+        if isinstance(context, str) and isinstance(continuation, str):
+            checked_text(context + continuation, place)
+            return ScoreRequest(*encode_pair(self.opened.tokenizer, context, continuation))
+        if isinstance(context, str) or isinstance(continuation, str):
+            raise UsageError(f"{place} is a text and a list of token ids; expected two of one kind")
+        return ScoreRequest(_token_ids(context, place), _token_ids(continuation, place))
+
+    def _in_order(self, found: Iterator[Completion]) -> Iterator[Completion]:
+        """Completions in the prompts' order; those that finish early wait."""
+        early: dict[int, Completion] = {}
+        following = 0
+        with self.opened.blamed():
+            for completion in found:
+                early[completion.index] = completion
+                while following in early:
+                    yield early.pop(following)
+                    following += 1
+
+    def _pieces(self, found: Iterator[Settled], prompts: int, tokenizer: TextTokenizer | None) -> Iterator[Piece]:
+        texts = [SettlingText(tokenizer) for _ in range(prompts)] if tokenizer else []
+        counts = [0] * prompts
+        with self.opened.blamed():
+            for settled in found:
+                index, is_last = settled.index, settled.finish is not None
+                text = texts[index].settle(settled.ids, is_last=is_last) if texts else ""
+                new = settled.ids[counts[index] :]
+                counts[index] = len(settled.ids)
+                yield Piece(index, text, new, is_last)
+
+
+def load(
+    name: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    weights: Weights = WEIGHTS,
+    block_size: int | None = None,
+    sub_block_size: int | None = None,
+    mask_id: int | None = None,
+    stop_ids: Sequence[int] | None = None,
+    prefix_cache: bool = DecodingSettings.prefix_cache,
+    block_cache: bool = DecodingSettings.block_cache,
+    join: Join = "auto",
+) -> Model:
+    """Loads a model: a folder, a hub id such as `Efficient-Large-Model/Fast_dLLM_v2_7B`, or `embedded`.
+
+    Device and dtype are chosen unless they are given. What is None is the checkpoint's or its architecture's own;
+    `block_size` and `mask_id` have to be given where no file of the checkpoint names them.
+    """
+    opened = open_model(
+        os.fspath(name),
+        revision=revision,
+        device=device,
+        dtype=dtype,
+        weights=weights,
+        block_size=block_size,
+        sub_block_size=sub_block_size,
+        mask_id=mask_id,
+        stop_ids=None if stop_ids is None else tuple(stop_ids),
+        prefix_cache=prefix_cache,
+        block_cache=block_cache,
+        join=join,
+    )
+    return Model(opened)
+
+
+def _token_ids(given: Sequence[int], place: str) -> tuple[int, ...]:
+    ids = tuple(given) if isinstance(given, Sequence) else ()
+    if not isinstance(given, Sequence) or not all(type(token) is int for token in ids):
+        raise UsageError(f"{place}: {shown(given)} is neither a text nor a list of token ids")
+    return ids
+
+
+def _pair(index: int, given: tuple[Text, Text]) -> tuple[Text, Text]:
+    if isinstance(given, str) or len(given) != 2:
+        raise UsageError(f"pair {index}: {shown(given)} is not a context and its continuation")
+    return given
