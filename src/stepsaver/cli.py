@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from pkgutil import iter_modules
 from typing import NoReturn
 
-from stepsaver import commands
+from stepsaver import __version__, commands
 from stepsaver.engine.errors import UsageError
 from stepsaver.extras import named_parts
 
@@ -45,6 +45,7 @@ class OwnNotes(logging.Handler):
 def build_parser(command_name: str | None) -> argparse.ArgumentParser:
     """All commands with their help, and the options of the one that is asked for: some need slow imports."""
     parser = OneLineParser(prog="stepsaver", description="Cross-step compute reuse in block-diffusion language models.")
+    parser.add_argument("--version", action="version", version=f"stepsaver {__version__}")
     chosen = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in sorted(each.name for each in iter_modules(commands.__path__) if not each.name.startswith("_")):
         command = import_module(f"{commands.__name__}.{module}")

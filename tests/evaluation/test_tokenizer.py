@@ -87,7 +87,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     else:
         folder = tmp_path_factory.mktemp(request.param)
         (write_tokenizer if request.param == "embedded" else write_byte_tokenizer)(folder)
-    return TextTokenizer(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
+    return TextTokenizer(folder), transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
 
 
 @settings(max_examples=100, deadline=None)

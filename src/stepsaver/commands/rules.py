@@ -1,7 +1,7 @@
 """`stepsaver rules`: every rule there is, what it is for, when it pays and what it was measured to be worth."""
 
 import argparse
-from typing import Any, cast
+from typing import Any
 
 from stepsaver.commands._registry_table import add_json_argument, print_registry
 
@@ -15,16 +15,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.experiments import experiments_folder
     from stepsaver.bench.rule_figures import figures_of, stored_figures
-    from stepsaver.engine.rules.rule import Rule
+    from stepsaver.engine.rules.rule import rule_class
 
     figures = stored_figures(experiments_folder())
 
     def more(made: type) -> dict[str, Any]:
-        rule = cast(type[Rule], made)
+        rule = rule_class(made)
         found = figures_of(rule.name, figures)
         return {
-            "for": rule.purpose,
-            "pays": rule.pays,
+            "for": getattr(rule, "purpose", "it does not say"),  # ours say it; another package's may not
+            "pays": getattr(rule, "pays", "it does not say"),
             "measured": [each._asdict() for each in found]
             if options.json
             else list(map(str, found)) or ["nothing is stored of it here"],
