@@ -33,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
         _device(),
         _weights(),
         _kernels(),
+        _tiles(),
         _embedded(),
         _hub(),
     ]
@@ -86,6 +87,17 @@ def _kernels() -> Finding:
 
     says = f"torch's operations instead ({kernels.problem})" if kernels.problem else "used on the CPU in float32"
     return Finding("kernels", True, says)
+
+
+def _tiles() -> Finding:
+    from stepsaver.engine.tiles import LIMIT, are_announced, limit_to_what_works
+
+    if not are_announced():
+        return Finding("matrix tiles", True, "none on this processor")
+    if not limit_to_what_works():
+        return Finding("matrix tiles", False, "announced and broken: bfloat16 and float16 on the CPU are refused")
+    limit = os.environ.get(LIMIT)
+    return Finding("matrix tiles", True, f"announced, and oneDNN is kept to {limit}" if limit else "used in 16 bits")
 
 
 def _embedded() -> Finding:

@@ -84,6 +84,10 @@ except Unusable as error:
     problem, LONGEST_CONTEXT, LONGEST_HEAD = str(error), 0, 0
 
 
+def are_loaded() -> bool:
+    return _library is not None
+
+
 def serve(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are kernels for this machine, precision and device."""
     return _library is not None and dtype == torch.float32 and device.type == "cpu"

@@ -17,6 +17,7 @@ from stepsaver.engine.models import linear
 from stepsaver.engine.models.config import ModelConfig, read_config, read_json
 from stepsaver.engine.models.linear import Linear, check_weights
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.tiles import require_working_tiles
 
 # Our modules and the checkpoint's modules whose rows they stack.
 LAYER_MODULES = {
@@ -56,6 +57,7 @@ def load_model(
     """
     device = torch.device(device)
     check_weights(weights, dtype, device)
+    require_working_tiles(dtype, device)
     config = read_config(folder)
     files = _files_by_tensor(folder)
     _check_depth(folder, files, config.layers)
@@ -99,6 +101,7 @@ def random_model(
     """
     device = torch.device(device)
     check_weights(weights, dtype, device)
+    require_working_tiles(dtype, device)
     generator = torch.Generator().manual_seed(seed)
 
     def numbers(name: str, parameter: Tensor) -> Tensor:
