@@ -1,7 +1,7 @@
 """The jobs that were submitted for an experiment, and what the queue says of them."""
 
-import getpass
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -16,6 +16,7 @@ from stepsaver.engine.errors import UsageError
 JOBS = "jobs.jsonl"
 # What a line on record has to hold.
 FIELDS: dict[str, Any] = {"job": str, "shards": int, "results": str, "tasks": list, "limit": int | None}
+QUEUE_SECONDS = 60
 QUEUE_FORMAT = "%F|%T"  # the array's id and a job's state
 
 
@@ -89,8 +90,11 @@ def _queue() -> dict[str, Counter[str]] | None:
     """This user's jobs in the queue: by array, how many are in which state."""
     if shutil.which("squeue") is None:
         return None
-    command = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", f"--format={QUEUE_FORMAT}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", f"--format={QUEUE_FORMAT}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=QUEUE_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"squeue gave no answer within {QUEUE_SECONDS} s") from None
     if done.returncode:
         raise UsageError(f"squeue failed: {done.stderr.strip()}")
     found: dict[str, Counter[str]] = {}
