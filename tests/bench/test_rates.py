@@ -3,9 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from stepsaver.bench import run as run_module
+from stepsaver.bench.audit.audited import AuditedCell
+from stepsaver.bench.audit.checks.rates import _pooled_time
 from stepsaver.bench.experiments import find_experiment
 from stepsaver.bench.rates import median_rate, slow_chunks
 from stepsaver.bench.session import ConfigRunner
@@ -47,6 +52,22 @@ def test_only_what_can_be_compared_is_slow_or_beside() -> None:
     found = median_rate(mine)
     assert found is not None
     assert (found.value, found.low, found.high) == (10, 4, 10)
+
+
+@pytest.mark.parametrize(
+    ("pooled", "rate", "is_fault"),
+    [
+        (193.0, [457.0, 440.0, 470.0], True),  # one stalled chunk dominates
+        (1964.0, [2044.0, 1977.0, 2093.0], False),  # of four chunks, with nothing beside them
+        (2044.0, [2044.0, 2044.0, 2044.0], False),  # one chunk
+    ],
+)
+def test_a_rate_over_the_whole_time_differs_by_no_more_than_the_interval(
+    pooled: float, rate: list[float], is_fault: bool
+) -> None:
+    summary = {"rate": rate, "chunks_not_comparable": 0, "throughput": {"tokens_per_s": pooled}}
+    found = list(_pooled_time(cast(AuditedCell, SimpleNamespace(name="a", summary=summary))))
+    assert [each.level for each in found] == ["invalid"] * is_fault
 
 
 @pytest.fixture
@@ -104,6 +125,26 @@ def test_a_disturbed_chunk_is_named_and_timed_again(experiment: Path, capsys: py
     assert found["speed_up_chunks"] == 3, "the pair that was disturbed is not counted"
     assert found["rate"] == list(median_rate(counted) or ())
     assert (trace(experiment, "trimmed").parent / "samples.jsonl").read_bytes() == answers
+
+
+def test_a_machine_that_is_not_idle_is_said_and_stored(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_module, "other_cores_now", lambda: 1.4)
+    for config in PAIR:
+        edit_lines(trace(experiment, config), lambda lines: [line | {"other_cores": 1.4} for line in lines])
+    assert main(["run", str(experiment), *RUN, "--repeat-disturbed"]) in DONE
+    said = capsys.readouterr()
+    assert "note: other processes keep 1.4 of" in said.err
+    assert "trimmed was timed on a machine that was not idle: others kept 1.4 cores busy" in said.out
+    assert summary(experiment, "trimmed")["other_cores"] == {"median": 1.4, "largest": 1.4}
+
+
+def test_every_chunk_says_what_others_did_meanwhile(finished_pair: Path) -> None:
+    for config in PAIR:
+        assert all(
+            each["other_cores"] is None or each["other_cores"] >= 0 for each in stored_timings(finished_pair, config)
+        )
 
 
 def test_a_disturbed_baseline_is_timed_again_with_all_that_was_beside_it(experiment: Path) -> None:

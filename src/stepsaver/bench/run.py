@@ -10,6 +10,7 @@ from typing import Any
 
 from stepsaver.bench.equal import EqualConfigs, find_equal, follow
 from stepsaver.bench.experiments import results_folder
+from stepsaver.bench.other_work import not_idle, other_cores_now
 from stepsaver.bench.repeat import disturbed_chunks, repeat_disturbed
 from stepsaver.bench.session import Chunk, ConfigRunner, open_session
 from stepsaver.bench.shards import Part, merge, merge_what_was_left, write_apart
@@ -133,6 +134,7 @@ def _run_task(shard: Shard, request: CellRequest, progress: Progress) -> bool:
     chunks = part.chunks(request.chunks)
     is_missing = not all(opened.has(chunk) for opened in computed.values() for chunk in chunks)
     if part.is_alone and (is_missing or shard.options.repeat_disturbed):
+        _say(filter(None, [not_idle(other_cores_now())]))
         costs = request.session.measure_rows()
         with merging(results):
             store_row_costs(results / request.folder_name, request.session.identity, costs)

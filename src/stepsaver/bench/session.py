@@ -15,6 +15,7 @@ from lm_eval.api.instance import Instance
 
 from stepsaver.bench.identity import folder_hash
 from stepsaver.bench.measure_rows import measure_row_costs
+from stepsaver.bench.other_work import OtherWork
 from stepsaver.bench.spec import ConfigSpec, Experiment
 from stepsaver.bench.step_counts import count_steps
 from stepsaver.engine.cost import cost_by_kind, trace_cost
@@ -176,13 +177,14 @@ class ConfigRunner:
         warm = self.lm.meters[self.path].warm_up_seconds
         meter = Meter(self.path, Trace(), warm_up_seconds=warm)
         self.lm.meters[self.path] = meter
+        others = OtherWork()
         if self.path == "generation":
             self.lm.generate_until(list(requests), disable_tqdm=True)
         else:
             self.lm.loglikelihood(list(requests), disable_tqdm=True)
         assert len(self.found) == len(requests), "every request has an answer"
         records = sorted(self.found, key=lambda record: record.key)
-        return records, self._timing(meter, chunk, samples)
+        return records, self._timing(meter, chunk, samples) | {"other_cores": others.cores()}
 
     def _timing(self, meter: Meter, chunk: int, samples: int) -> dict[str, Any]:
         trace, config = meter.trace, self.engine.model.config

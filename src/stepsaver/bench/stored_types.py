@@ -110,6 +110,7 @@ class _Summary(_Provenance):
     baseline: str | None = None
     timed_again: list[_TimedAgain] = []
     disturbed_chunks: list[int] = []
+    other_cores: dict[str, float] | None = None
     made_of: dict[str, str] = {}
     ceiling: float | None = None
     peak_memory_bytes: int = 0

@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from statistics import median
 from typing import Any
 
 from stepsaver.bench.rates import median_rate
@@ -137,6 +138,7 @@ def build_summary(
         "git": opened.cell.provenance.get("git"),
         "environment": opened.cell.provenance.get("environment"),
         "machine": opened.cell.provenance.get("machine"),
+        "other_cores": _other_cores(timings),
         "model_args": {
             "model": request.session.name,
             "revision": hub_revision(request.session.folder),
@@ -156,6 +158,12 @@ def _timed_again(cell: Cell) -> list[dict[str, Any]]:
         for (chunk, session), each in cell.repeats.items()
         if (chunk, session) in before
     ]
+
+
+def _other_cores(timings: list[Timing]) -> dict[str, float] | None:
+    """How many cores others kept busy meanwhile, over the chunks; None where no system said it."""
+    known = [each["other_cores"] for each in timings if each.get("other_cores") is not None]
+    return {"median": median(known), "largest": max(known)} if known else None
 
 
 def _totals(timings: list[Timing]) -> dict[str, float]:

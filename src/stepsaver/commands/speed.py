@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
     from stepsaver.bench.bare import BareModel
     from stepsaver.bench.limit import measure_machine
+    from stepsaver.bench.other_work import OtherWork, not_idle, other_cores_now
     from stepsaver.bench.session import peak_memory
     from stepsaver.bench.shapes import SHAPES as KNOWN
     from stepsaver.bench.speed import Workload, measure_context, measure_efficiency, measure_refill
@@ -69,6 +71,10 @@ def run(options: argparse.Namespace) -> int:
     if options.threads is not None:
         _check_count("--threads", options.threads, os.cpu_count() or 1)
         torch.set_num_threads(options.threads)
+    before = other_cores_now()
+    if note := not_idle(before):
+        print(f"note: {note}", file=sys.stderr)
+    others = OtherWork()
     machine = measure_machine()
     document: dict[str, Any] = {
         "threads": torch.get_num_threads(),
@@ -76,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
         "weights": options.weights,
         "device": "cpu",
         "machine": machine._asdict(),
+        "other_cores": {"before": before},
     }
     if not options.json:
         print(
@@ -100,6 +107,9 @@ def run(options: argparse.Namespace) -> int:
             document["context"] = measure_context(model, options.repeats)
         if shape == "135M" and options.refill:
             document["refill"] = measure_refill(model, options.repeats)
+    document["other_cores"]["during"] = during = others.cores()
+    if not not_idle(before) and (note := not_idle(during)):
+        print(f"note: {note}", file=sys.stderr)
     if options.json:
         print(json.dumps(document, default=_as_json))
     else:

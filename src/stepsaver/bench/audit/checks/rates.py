@@ -5,6 +5,7 @@ from itertools import combinations
 from statistics import median
 
 from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding
+from stepsaver.bench.other_work import IDLE_CORES
 from stepsaver.bench.rates import chunk_rates, shown_rate, slow_chunks
 from stepsaver.bench.statistics import Interval
 
@@ -17,6 +18,7 @@ def findings(task: AuditedTask) -> Iterator[Finding]:
     yield from _unlike_twins(task)
     for cell in task.computed:
         yield from _pooled_time(cell)
+        yield from _not_idle(cell)
     for cell, baseline in task.others():
         yield from _speed_up(cell, baseline)
 
@@ -58,18 +60,33 @@ def _unlike_twins(task: AuditedTask) -> Iterator[Finding]:
 
 
 def _pooled_time(cell: AuditedCell) -> Iterator[Finding]:
-    """Time over the whole run gives about the median over chunks, unless a few chunks took most of it."""
+    """Time over the whole run gives about the median over chunks, unless a few chunks took most of it.
+
+    About: nearer than the interval is wide. Of four chunks, one of which is shorter, the two never agree much better.
+    """
     summary = cell.summary or {}
     rate = shown_rate(summary)
     if rate is None or summary["chunks_not_comparable"]:
         return
     pooled = summary["throughput"]["tokens_per_s"]
-    if not rate.low <= pooled <= rate.high:
+    if abs(pooled - rate.value) > rate.high - rate.low:
         yield Finding(
             "invalid",
             "rates",
             f"{cell.name} has {rate.value:.0f} tokens/s [{rate.low:.0f}, {rate.high:.0f}] as the median over chunks "
             f"and {pooled:.0f} over the whole time: a few chunks took too long",
+        )
+
+
+def _not_idle(cell: AuditedCell) -> Iterator[Finding]:
+    """Chunks are compared in pairs, which helps; the rates themselves are those of a busy machine."""
+    cores = (cell.summary or {}).get("other_cores") or {}
+    if cores.get("median", 0.0) >= IDLE_CORES:
+        yield Finding(
+            "remark",
+            "rates",
+            f"{cell.name} was timed on a machine that was not idle: others kept {cores['median']:.1f} cores busy, "
+            f"at most {cores['largest']:.1f}",
         )
 
 
