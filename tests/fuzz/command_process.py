@@ -24,8 +24,13 @@ OUTPUTS, CODE = (".stdout", ".stderr"), ".code"
 TRACEBACK = 70  # an exception that nobody caught
 
 
-Call = tuple[list[str], Path]  # arguments, and the folder to be in
-Command = Callable[[list[str]], int]
+Command = Callable[[list[str]], int]  # arguments to exit code
+
+
+class Call(NamedTuple):
+    arguments: list[str]
+    folder: Path  # to be in
+    command: Command = main
 
 
 class Outcome(NamedTuple):
@@ -44,11 +49,11 @@ class Outcome(NamedTuple):
         return None
 
 
-def run_commands(calls: list[Call], command: Command = main) -> list[Outcome]:
-    """Runs `stepsaver` once for each of some arguments in its folder. A call that ends the process is the last one."""
+def run_calls(calls: list[Call]) -> list[Outcome]:
+    """Makes each call in its folder. One that ends the process is the last one."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.fuzz.preloaded"])
-    process = context.Process(target=_child, args=(calls, command))
+    process = context.Process(target=_child, args=(calls,))
     process.start()
     process.join(PATIENCE)
     if process.is_alive():
@@ -56,7 +61,7 @@ def run_commands(calls: list[Call], command: Command = main) -> list[Outcome]:
         process.join()
     assert process.exitcode is not None
     outcomes = []
-    for _, folder in calls:
+    for _, folder, _ in calls:
         written = [(folder / name).read_bytes().decode(errors="backslashreplace") for name in OUTPUTS]
         is_whole = (folder / CODE).exists()
         outcomes.append(Outcome(int((folder / CODE).read_text()) if is_whole else process.exitcode, *written))
@@ -65,9 +70,9 @@ def run_commands(calls: list[Call], command: Command = main) -> list[Outcome]:
     return outcomes
 
 
-def _child(calls: list[Call], command: Command) -> None:
+def _child(calls: list[Call]) -> None:
     _limit_memory()
-    for arguments, folder in calls:
+    for arguments, folder, command in calls:
         os.chdir(folder)
         for descriptor, name in zip((1, 2), OUTPUTS, strict=True):
             opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)

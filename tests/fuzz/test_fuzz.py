@@ -1,4 +1,4 @@
-"""Whatever a user gives, a command ends with 0, 1, 2 or 130, and says in one line what is wrong: 2,000 tries of seven
+"""Whatever a user gives, a command ends with 0, 1, 2 or 130, and says in one line what is wrong: 2,000 tries of eight
 kinds, always the same ones, and 20,000 others in the long campaign.
 """
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.cases import FAMILIES
-from tests.fuzz.command_process import MEMORY, Command, run_commands
+from tests.fuzz.command_process import MEMORY, Call, Command, run_calls
 from tests.fuzz.workspace import Case, run_cases, write_workspace
 
 AT_ONCE = 10  # cases that share a process
@@ -22,9 +22,10 @@ SHARES = {
     "options": 600,
     "experiment": 250,
     "stored": 150,
-    "lines": 200,
+    "lines": 150,
     "documents": 50,
     "training": 50,
+    "entries": 50,
 }
 assert SHARES.keys() == FAMILIES.keys()
 assert sum(SHARES.values()) == 2000
@@ -110,5 +111,5 @@ def planted_memory(arguments: list[str]) -> int:
     ],
 )
 def test_the_campaign_sees_what_it_looks_for(planted: Command, message: str, tmp_path: Path) -> None:
-    [outcome] = run_commands([(["x"], tmp_path)], planted)
+    [outcome] = run_calls([Call(["x"], tmp_path, planted)])
     assert message in (outcome.complaint() or "")

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from stepsaver.cli import main
 from tests.evaluation.tiny_folder import write_model_folder
-from tests.fuzz.command_process import CODE, OUTPUTS, Outcome, run_commands
+from tests.fuzz.command_process import CODE, OUTPUTS, Call, Command, Outcome, run_calls
 
 EXPERIMENT = """\
 question: Does it hold?
@@ -35,6 +36,16 @@ TRAIN = [
     "--autoregressive-steps", "1", "--joint-steps", "1", "--autoregressive-units", "12", "--joint-units", "24",
     "--threads", "1", "--no-compile", "--until", "1",
 ]  # fmt: skip
+GENERATE = ["generate", "--model", "model", "--max-new-tokens", "4", "--prompt", "ab"]
+SCORE = ["score", "--model", "model", "--requests", "requests.jsonl"]
+CALIBRATE = ["calibrate", "--model", "model", "--max-new-tokens", "12", "--prompt", "ab", "--threshold", "1"]
+WITH_MODEL = [
+    GENERATE,
+    [*GENERATE, "--no-chat"],
+    ["generate", "--model", "model", "--max-new-tokens", "4", "--ids", "--prompt", "5 6 7", "--json"],
+    SCORE,
+    CALIBRATE,
+]
 
 FOLDER = "a folder"  # in place of a file
 Spoiled = dict[str, bytes | str | None]  # by path: new content, FOLDER, or None for nothing
@@ -42,10 +53,11 @@ Spoiled = dict[str, bytes | str | None]  # by path: new content, FOLDER, or None
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments of a call, and what it finds in its folder instead of what belongs there."""
+    """Arguments of a call, what it finds in its folder instead of what belongs there, and what is called."""
 
     arguments: list[str]
     files: Spoiled = field(default_factory=dict)
+    command: Command = main
 
 
 def write_workspace(folder: Path) -> Path:
@@ -62,7 +74,7 @@ def write_workspace(folder: Path) -> Path:
     for split in ("train", "test"):
         _write_lines(folder / "data" / f"gsm8k_{split}.jsonl", DOCUMENTS)
     for arguments in (RUN, TRAIN):
-        [done] = run_commands([(arguments, folder)])
+        [done] = run_calls([Call(arguments, folder)])
         assert done.code in (0, 1), done
     for name in (*OUTPUTS, CODE):
         (folder / name).unlink()
@@ -73,6 +85,17 @@ def _write_lines(path: Path, rows: list[dict]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def affordable(arguments: list[str]) -> list[str]:
+    """A run of more problems than a few is right, and takes longer than a case may."""
+    if arguments[0] == "run":
+        arguments += [] if "--limit" in arguments else ["--limit", "2"]
+        for index, text in enumerate(arguments[:-1]):
+            given = arguments[index + 1]
+            if text == "--limit" and given.isdecimal() and int(given) > 4:
+                arguments[index + 1] = "4"
+    return arguments
+
+
 def run_cases(cases: list[Case], workspace: Path) -> list[Outcome]:
     """Runs each case in a copy of the workspace. After one that ends the process no other is run."""
     with TemporaryDirectory(prefix="fuzz-") as parent:
@@ -80,7 +103,9 @@ def run_cases(cases: list[Case], workspace: Path) -> list[Outcome]:
         for case, folder in zip(cases, folders, strict=True):
             shutil.copytree(workspace, folder)
             _spoil(folder, case.files)
-        return run_commands([(case.arguments, folder) for case, folder in zip(cases, folders, strict=True)])
+        return run_calls(
+            [Call(case.arguments, folder, case.command) for case, folder in zip(cases, folders, strict=True)]
+        )
 
 
 def _spoil(folder: Path, files: Spoiled) -> None:
