@@ -9,8 +9,8 @@ from statistics import median
 
 import torch
 
-from stepsaver.bench.shapes import SHAPES
-from stepsaver.bench.speed import decode_once, random_prompts, spread
+from stepsaver.bench.machine.shapes import SHAPES
+from stepsaver.bench.machine.speed import decode_once, random_prompts, spread
 from stepsaver.engine.cost import ceiling, predicted_speed_up
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine

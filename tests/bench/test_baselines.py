@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from stepsaver.bench.audit import audit, read_task
-from stepsaver.bench.rates import shown_rate
-from stepsaver.bench.run import RunOptions, with_baselines
-from stepsaver.bench.spec import Criterion, Experiment, Success, read_experiment
-from stepsaver.bench.summary import confirmation_p
-from stepsaver.bench.verdict import judge
+from stepsaver.bench.experiment.spec import Criterion, Experiment, Success, read_experiment
+from stepsaver.bench.judging.rates import shown_rate
+from stepsaver.bench.judging.verdict import judge
+from stepsaver.bench.running.run import RunOptions, with_baselines
+from stepsaver.bench.running.summarise import confirmation_p
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.experiment_page import experiment_page

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepsaver.bench import run as run_module
-from stepsaver.bench import session as session_module
-from stepsaver.bench.session import Session
-from stepsaver.bench.spec import ConfigSpec, Experiment, read_experiment
-from stepsaver.bench.stored_costs import ROW_COSTS, read_row_costs
+from stepsaver.bench.experiment.spec import ConfigSpec, Experiment, read_experiment
+from stepsaver.bench.results.stored_costs import ROW_COSTS, read_row_costs
+from stepsaver.bench.running import run as run_module
+from stepsaver.bench.running import session as session_module
+from stepsaver.bench.running.session import Session
 from stepsaver.cli import main
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepsaver.bench import shards, worker
-from stepsaver.bench.experiments import find_experiment
-from stepsaver.bench.run import RunOptions, Shard, make_shards, prepare
-from stepsaver.bench.shards import Part, merge, merge_what_was_left
-from stepsaver.bench.store import open_cell, read_cell
-from stepsaver.bench.stored_costs import ROW_COSTS
+from stepsaver.bench.experiment.folders import find_experiment
+from stepsaver.bench.results.store import open_cell, read_cell
+from stepsaver.bench.results.stored_costs import ROW_COSTS
+from stepsaver.bench.running import shards, worker
+from stepsaver.bench.running.run import RunOptions, Shard, make_shards, prepare
+from stepsaver.bench.running.shards import Part, merge, merge_what_was_left
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
 from tests.bench.tampering import edit_lines

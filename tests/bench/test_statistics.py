@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from stepsaver.bench.spec import Condition, Criterion, Success
-from stepsaver.bench.statistics import bootstrap_p, holm, median_interval, paired_drop, share_interval
-from stepsaver.bench.summary import chunk_pairs, confirmation_p, speed_ups
-from stepsaver.bench.verdict import judge
+from stepsaver.bench.experiment.spec import Condition, Criterion, Success
+from stepsaver.bench.judging.statistics import bootstrap_p, holm, median_interval, paired_drop, share_interval
+from stepsaver.bench.judging.verdict import judge
+from stepsaver.bench.running.summarise import chunk_pairs, confirmation_p, speed_ups
 
 SUCCESS = Success(
     confirm_if=Criterion(speed_up="> 1.2", drop_points="< 5"),  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepsaver.bench import store
-from stepsaver.bench.store import SAMPLES, TRACE, Cell, exclusive, open_cell, read_cell
+from stepsaver.bench.results import store
+from stepsaver.bench.results.store import SAMPLES, TRACE, Cell, exclusive, open_cell, read_cell
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestKey, RequestRecord
 

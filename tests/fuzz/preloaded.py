@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import stepsaver
 import tests.fuzz.command_process
-from stepsaver.bench.shapes import SHAPES
+from stepsaver.bench.machine.shapes import SHAPES
 from stepsaver.engine.models.config import parse_config
 from tests.evaluation.tiny_folder import CONFIG
 

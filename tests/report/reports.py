@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from stepsaver.bench.audit import Finding
-from stepsaver.bench.spec import Experiment, read_experiment
-from stepsaver.bench.statistics import median_interval
+from stepsaver.bench.experiment.spec import Experiment, read_experiment
+from stepsaver.bench.judging.statistics import median_interval
 from stepsaver.evaluation.records import RequestKey, RequestRecord
 from stepsaver.report.cells import Details, ReportCell, ReportTask
 from stepsaver.report.documents import Document, DocumentKey, TaskDocuments

@@ -13,7 +13,7 @@ TASK_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")  # it becomes the name of a 
 MOST_SAMPLES = 1 << 30
 
 if TYPE_CHECKING:
-    from stepsaver.bench.spec import Experiment
+    from stepsaver.bench.experiment.spec import Experiment
     from stepsaver.report.cells import ReportTask
 
 
@@ -50,7 +50,7 @@ class Chosen(NamedTuple):
 
 def choose(options: argparse.Namespace, name: str | None = None) -> Chosen:
     """What the options choose of the experiment that they name, or of another one."""
-    from stepsaver.bench.experiments import find_experiment, results_folder
+    from stepsaver.bench.experiment.folders import find_experiment, results_folder
 
     experiment = find_experiment(name or options.experiment)
     results = results_folder(experiment, options.model or experiment.spec.model)

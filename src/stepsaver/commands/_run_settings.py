@@ -8,7 +8,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.estimators import ESTIMATORS
 
 if TYPE_CHECKING:
-    from stepsaver.bench.spec import Experiment
+    from stepsaver.bench.experiment.spec import Experiment
 
 # Flags that are a field of the experiment's file, under the same name.
 FIELDS = ("num_fewshot", "metric", "max_new_tokens", "dtype", "weights", "device", "estimator")

@@ -13,8 +13,8 @@ from stepsaver.commands import run as run_command
 from stepsaver.commands._experiment_options import Chosen, choose
 
 if TYPE_CHECKING:
-    from stepsaver.bench.spec import Condition, ConfigSpec, Experiment
-    from stepsaver.bench.verdict import ConfigVerdict
+    from stepsaver.bench.experiment.spec import Condition, ConfigSpec, Experiment
+    from stepsaver.bench.judging.verdict import ConfigVerdict
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
 HELP = "the main job on the embedded default: the 3x3 grid of layer reuse on word problems, and what to use instead"
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
 def ways_that_pay(grid: "Experiment") -> "Experiment":
     """Configs of other experiments, against the grid's baseline and by its criteria."""
-    from stepsaver.bench.experiments import find_experiment
+    from stepsaver.bench.experiment.folders import find_experiment
 
     configs = [find_experiment(name).config(config) for name, config in WAYS_THAT_PAY]
     baseline = grid.config(grid.spec.baseline)
@@ -54,8 +54,8 @@ def ways_that_pay(grid: "Experiment") -> "Experiment":
 
 
 def _judged(chosen: Chosen) -> "tuple[ConfigVerdict, ...]":
-    from stepsaver.bench.experiments import read_summaries
-    from stepsaver.bench.verdict import judge
+    from stepsaver.bench.experiment.folders import read_summaries
+    from stepsaver.bench.judging.verdict import judge
 
     (folder,) = chosen.cell_folders.values()
     summaries = list(read_summaries(chosen.experiment, chosen.results, folder).values())
@@ -69,7 +69,7 @@ def advice(
     configs: "Sequence[ConfigSpec]",
 ) -> str:
     """Which to use, by what was measured: the fastest whose drop holds the bound, if it is surely faster at all."""
-    from stepsaver.bench.verdict import figures, surely
+    from stepsaver.bench.judging.verdict import figures, surely
 
     def fastest(judged: "Sequence[ConfigVerdict]") -> "ConfigVerdict | None":
         tried = [each for each in judged if each.outcome != "control"]
@@ -92,7 +92,7 @@ def advice(
 
 def _report(arguments: list[str]) -> None:
     """The pages go to the results, which no commit holds: a demonstration changes no file of the repository."""
-    from stepsaver.bench.experiments import find_experiment, results_folder
+    from stepsaver.bench.experiment.folders import find_experiment, results_folder
 
     parser = argparse.ArgumentParser()
     report_command.add_arguments(parser)

@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiments import discard
-    from stepsaver.bench.store import exclusive
+    from stepsaver.bench.experiment.folders import discard
+    from stepsaver.bench.results.store import exclusive
 
     if not options.why.strip():
         raise UsageError("--why is empty; a reason has to stay on record")

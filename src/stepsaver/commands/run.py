@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from stepsaver.commands._dry_run import print_plan
 from stepsaver.commands._experiment_options import Chosen, add_cell_arguments, choose, with_decoding
 from stepsaver.commands._model_options import add_checkpoint_arguments
-from stepsaver.commands._plan import print_plan
 from stepsaver.commands._progress import counting_progress
 from stepsaver.commands._run_settings import add_setting_arguments, with_settings
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepsaver.bench.run import RunOptions
-    from stepsaver.bench.spec import Resources
+    from stepsaver.bench.experiment.spec import Resources
+    from stepsaver.bench.running.run import RunOptions
 
 WHEN_STOPPED = "every finished chunk is stored, and the same command goes on from there"
 HELP = "run what is missing of an experiment"
@@ -59,11 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own, also where there is no terminal
-    from stepsaver.bench.experiments import logs_folder
-    from stepsaver.bench.jobs import job_states, refuse_beside_jobs
-    from stepsaver.bench.plan import plan_run
-    from stepsaver.bench.run import make_shards, prepare
+    from stepsaver.bench.experiment.folders import logs_folder
     from stepsaver.bench.runners import find_runner
+    from stepsaver.bench.running.dry_run import plan_run
+    from stepsaver.bench.running.jobs import job_states, refuse_beside_jobs
+    from stepsaver.bench.running.run import make_shards, prepare
 
     chosen = choose(options)
     chosen = chosen._replace(experiment=with_settings(with_decoding(chosen.experiment, options), options))
@@ -106,7 +106,7 @@ def _resources(options: argparse.Namespace, stored: "Resources") -> "Resources":
 
 
 def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
-    from stepsaver.bench.run import RunOptions
+    from stepsaver.bench.running.run import RunOptions
     from stepsaver.evaluation.local_data import require_folder
 
     experiment = chosen.experiment
@@ -124,7 +124,7 @@ def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
 
 def run_here(chosen: Chosen, request: "RunOptions") -> int:
     """Runs what is missing in this process and shows the results, of an experiment that may be in no file."""
-    from stepsaver.bench.run import make_shards, prepare
+    from stepsaver.bench.running.run import make_shards, prepare
 
     prepare(chosen.results)
     (shard,) = make_shards(chosen.experiment, request, 1, share_machine=True)
@@ -134,9 +134,9 @@ def run_here(chosen: Chosen, request: "RunOptions") -> int:
 
 
 def show_results(chosen: Chosen, request: "RunOptions", *, as_json: bool = False) -> int:
-    from stepsaver.bench.experiments import read_summaries
-    from stepsaver.bench.run import with_baselines
-    from stepsaver.bench.verdict import judge
+    from stepsaver.bench.experiment.folders import read_summaries
+    from stepsaver.bench.judging.verdict import judge
+    from stepsaver.bench.running.run import with_baselines
     from stepsaver.report.tables import plain_table, result_rows
 
     experiment = chosen.experiment

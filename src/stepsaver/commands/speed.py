@@ -12,7 +12,7 @@ from stepsaver.engine.defaults import WEIGHTS
 from stepsaver.engine.errors import UsageError, shown, unknown_name
 
 if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
-    from stepsaver.bench.limit import StepTime
+    from stepsaver.bench.machine.limit import StepTime
     from stepsaver.engine.models.transformer import Transformer
 
 HELP = "speed of this machine: tokens/s, efficiency, and the share of the machine's limit"
@@ -49,12 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import torch
 
-    from stepsaver.bench.bare import BareModel
-    from stepsaver.bench.limit import measure_machine
+    from stepsaver.bench.machine.bare import BareModel
+    from stepsaver.bench.machine.limit import measure_machine
     from stepsaver.bench.other_work import OtherWork, not_idle, other_cores_now
-    from stepsaver.bench.session import peak_memory
-    from stepsaver.bench.shapes import SHAPES as KNOWN
-    from stepsaver.bench.speed import Workload, measure_context, measure_efficiency, measure_refill
+    from stepsaver.bench.running.session import peak_memory
+    from stepsaver.bench.machine.shapes import SHAPES as KNOWN
+    from stepsaver.bench.machine.speed import Workload, measure_context, measure_efficiency, measure_refill
     from stepsaver.engine.models.linear import check_weights
     from stepsaver.engine.models.load import random_model
 
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure_rows(model: "Transformer", options: argparse.Namespace) -> dict[str, Any]:
     """The profile that predictions are made of, printed as well unless JSON is wanted."""
-    from stepsaver.bench.measure_rows import measure_row_costs
+    from stepsaver.bench.machine.measure_rows import measure_row_costs
     from stepsaver.report.machine_blocks import COLUMNS, costs_rows, costs_text
     from stepsaver.report.tables import plain_table
 

@@ -1,4 +1,4 @@
-"""What rows take on one machine, as measured there (`bench/measure_rows.py`), and what that predicts of a trace.
+"""What rows take on one machine (measured by `bench/machine/measure_rows.py`), and what that predicts of a trace.
 
 Operations alone predict where compute is the limit. Where reading weights or calling operations is, a forward of few
 rows takes longer than its share: `RowCosts` holds how much longer, for one machine, precision, number of threads and

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import numpy as np
 
 from stepsaver.bench.audit import AuditedCell, AuditedTask, Finding, audit, read_task
-from stepsaver.bench.experiments import logs_folder
-from stepsaver.bench.jobs import job_states
-from stepsaver.bench.rates import median_rate
-from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell, read_identity, read_summary
-from stepsaver.bench.stored_costs import CostsBySession, read_row_costs
-from stepsaver.bench.verdict import Verdict, judge
+from stepsaver.bench.experiment.folders import logs_folder
+from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.judging.rates import median_rate
+from stepsaver.bench.judging.verdict import Verdict, judge
+from stepsaver.bench.results.store import IDENTITY, SUMMARY, read_cell, read_identity, read_summary
+from stepsaver.bench.results.stored_costs import CostsBySession, read_row_costs
+from stepsaver.bench.running.jobs import job_states
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord
 from stepsaver.report.documents import DocumentKey, TaskDocuments

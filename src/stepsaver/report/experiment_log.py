@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from stepsaver.bench.rates import shown_rate
-from stepsaver.bench.verdict import is_control, smaller_speed_up
+from stepsaver.bench.judging.rates import shown_rate
+from stepsaver.bench.judging.verdict import is_control, smaller_speed_up
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.tables import compared_settings
 

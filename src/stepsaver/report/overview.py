@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepsaver.bench.experiments import DISCARDED, experiment_names, find_experiment, results_folder
-from stepsaver.bench.rates import shown_rate
-from stepsaver.bench.spec import Experiment
-from stepsaver.bench.statistics import Interval
-from stepsaver.bench.verdict import is_control, smaller_speed_up
+from stepsaver.bench.experiment.folders import DISCARDED, experiment_names, find_experiment, results_folder
+from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.judging.rates import shown_rate
+from stepsaver.bench.judging.statistics import Interval
+from stepsaver.bench.judging.verdict import is_control, smaller_speed_up
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.blocks import Block, Cell, cell, figure, interval, notes, number, tab, table
 from stepsaver.report.cells import ReportCell, ReportTask

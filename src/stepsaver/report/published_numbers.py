@@ -10,8 +10,8 @@ from typing import NamedTuple
 import yaml
 from pydantic import Field
 
-from stepsaver.bench.rates import shown_rate
-from stepsaver.bench.spec import Strict
+from stepsaver.bench.experiment.spec import Strict
+from stepsaver.bench.judging.rates import shown_rate
 from stepsaver.report.blocks import Block, cell, notes, number, table
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.tables import markdown_table, or_dash

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from stepsaver.bench.spec import Experiment
-from stepsaver.bench.store import read_identity
+from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.results.store import read_identity
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask, read_report_task
 from stepsaver.report.documents import read_documents, without_documents

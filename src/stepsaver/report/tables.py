@@ -5,8 +5,8 @@ from dataclasses import fields
 from math import isnan
 from typing import Any
 
-from stepsaver.bench.rates import shown_rate
-from stepsaver.bench.verdict import Verdict, smaller_speed_up
+from stepsaver.bench.judging.rates import shown_rate
+from stepsaver.bench.judging.verdict import Verdict, smaller_speed_up
 from stepsaver.report.cells import ReportCell, ReportTask
 
 COLUMNS = (

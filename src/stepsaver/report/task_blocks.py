@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from stepsaver.bench.rates import shown_rate
-from stepsaver.bench.statistics import Interval
-from stepsaver.bench.verdict import smaller_speed_up
+from stepsaver.bench.judging.rates import shown_rate
+from stepsaver.bench.judging.statistics import Interval
+from stepsaver.bench.judging.verdict import smaller_speed_up
 from stepsaver.report.blocks import Block, Cell, cell, facts, figure, interval, notes, number, table
 from stepsaver.report.cells import ReportCell, ReportTask
 from stepsaver.report.figures import accuracy_speed as first_figure

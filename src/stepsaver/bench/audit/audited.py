@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepsaver.bench.chain import document_holds, is_unsealed
-from stepsaver.bench.identity import run_id
-from stepsaver.bench.session import CACHES
-from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell, read_identity, read_summary
-from stepsaver.bench.stored_files import Timing
-from stepsaver.bench.stored_types import is_run
+from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.results.chain import document_holds, is_unsealed
+from stepsaver.bench.results.identity import run_id
+from stepsaver.bench.results.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell, read_identity, read_summary
+from stepsaver.bench.results.stored_files import Timing
+from stepsaver.bench.results.stored_types import is_run
+from stepsaver.bench.running.session import CACHES
 from stepsaver.engine import registry
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.prediction import PREDICTIONS

@@ -13,10 +13,10 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import Checkpointable
 
 from stepsaver.bench.audit import audit, read_task
-from stepsaver.bench.jobs import record_job
-from stepsaver.bench.run import Shard, log_progress
-from stepsaver.bench.spec import Resources
-from stepsaver.bench.worker import Progress
+from stepsaver.bench.experiment.spec import Resources
+from stepsaver.bench.running.jobs import record_job
+from stepsaver.bench.running.run import Shard, log_progress
+from stepsaver.bench.running.worker import Progress
 from stepsaver.engine.errors import UsageError
 
 MOST_TIMEOUTS = 100  # each of them leaves more chunks stored

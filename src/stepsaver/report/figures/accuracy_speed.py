@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from stepsaver.bench.rates import shown_rate
+from stepsaver.bench.judging.rates import shown_rate
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.figures import MARKERS, PALETTE, SYMBOLS, PlotlyFigure, in_turn, layout, plain
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any, NamedTuple
 
-from stepsaver.bench.rates import shown_rate
-from stepsaver.bench.statistics import Interval
-from stepsaver.bench.verdict import is_control, smaller_speed_up
+from stepsaver.bench.judging.rates import shown_rate
+from stepsaver.bench.judging.statistics import Interval
+from stepsaver.bench.judging.verdict import is_control, smaller_speed_up
 from stepsaver.engine.errors import unknown_name
 from stepsaver.report.cells import ReportCell, ReportTask
 

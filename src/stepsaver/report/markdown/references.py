@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
 
-from stepsaver.bench.experiments import experiment_names, find_experiment
-from stepsaver.bench.spec import Experiment
-from stepsaver.bench.verdict import smaller_speed_up
+from stepsaver.bench.experiment.folders import experiment_names, find_experiment
+from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.judging.verdict import smaller_speed_up
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding
-from stepsaver.bench.session import CACHES
-from stepsaver.bench.spec import Experiment
+from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.running.session import CACHES
 from stepsaver.engine import registry
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import parse_policy

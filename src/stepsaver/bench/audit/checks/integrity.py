@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from stepsaver.bench.audit.audited import AuditedTask, Finding
-from stepsaver.bench.store import IDENTITY
+from stepsaver.bench.results.store import IDENTITY
 
 ORDER = 0
 NAMED = 3  # faults of a config that are told one by one

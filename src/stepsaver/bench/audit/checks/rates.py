@@ -6,8 +6,8 @@ from statistics import median
 
 from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding
 from stepsaver.bench.other_work import IDLE_CORES
-from stepsaver.bench.rates import chunk_rates, shown_rate, slow_chunks
-from stepsaver.bench.statistics import Interval
+from stepsaver.bench.judging.rates import chunk_rates, shown_rate, slow_chunks
+from stepsaver.bench.judging.statistics import Interval
 
 ORDER = 11
 TWINS_DIFFER = 0.25

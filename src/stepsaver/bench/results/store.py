@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.chain import document_holds, first_line, is_unsealed, last_sum, reseal, seal, seal_document
-from stepsaver.bench.durable import append_synced, cannot_write, write_beside
-from stepsaver.bench.identity import differing_parts
-from stepsaver.bench.stored_files import StoredFile, Timing, faults, read_chunks, read_file, read_timings
-from stepsaver.bench.stored_types import is_summary
+from stepsaver.bench.results.chain import document_holds, first_line, is_unsealed, last_sum, reseal, seal, seal_document
+from stepsaver.bench.results.durable import append_synced, cannot_write, write_beside
+from stepsaver.bench.results.identity import differing_parts
+from stepsaver.bench.results.stored_files import StoredFile, Timing, faults, read_chunks, read_file, read_timings
+from stepsaver.bench.results.stored_types import is_summary
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord, record_to_json
 

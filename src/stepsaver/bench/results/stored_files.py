@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from stepsaver.bench.chain import Line, first_line, read_lines
+from stepsaver.bench.results.chain import Line, first_line, read_lines
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord, record_from_json
 

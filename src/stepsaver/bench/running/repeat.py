@@ -6,9 +6,9 @@ the one that it counts instead of.
 
 from collections.abc import Mapping
 
-from stepsaver.bench.rates import Slow, slow_chunks
-from stepsaver.bench.stored_files import Timing
-from stepsaver.bench.worker import CellRequest, OpenCell, Progress, require_stored_answers
+from stepsaver.bench.judging.rates import Slow, slow_chunks
+from stepsaver.bench.results.stored_files import Timing
+from stepsaver.bench.running.worker import CellRequest, OpenCell, Progress, require_stored_answers
 
 
 def repeat_disturbed(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import ceil, isnan
 from typing import Any, Literal
 
-from stepsaver.bench.spec import Condition, Success
-from stepsaver.bench.statistics import Interval, holm
+from stepsaver.bench.experiment.spec import Condition, Success
+from stepsaver.bench.judging.statistics import Interval, holm
 
 Outcome = Literal["confirmed", "rejected", "undecided"]
 Control = Literal["control"]  # does exactly the baseline's work: nothing to confirm or to reject

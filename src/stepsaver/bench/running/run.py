@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.equal import EqualConfigs, find_equal, follow
-from stepsaver.bench.experiments import results_folder
+from stepsaver.bench.running.equal import EqualConfigs, find_equal, follow
+from stepsaver.bench.experiment.folders import results_folder
 from stepsaver.bench.other_work import not_idle, other_cores_now
-from stepsaver.bench.repeat import disturbed_chunks, repeat_disturbed
-from stepsaver.bench.session import Chunk, ConfigRunner, open_session
-from stepsaver.bench.shards import Part, merge, merge_what_was_left, write_apart
-from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.store import exclusive, merging
-from stepsaver.bench.stored_costs import store_row_costs
-from stepsaver.bench.summary import build_summary, score_cell
-from stepsaver.bench.worker import (
+from stepsaver.bench.running.repeat import disturbed_chunks, repeat_disturbed
+from stepsaver.bench.running.session import Chunk, ConfigRunner, open_session
+from stepsaver.bench.running.shards import Part, merge, merge_what_was_left, write_apart
+from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.results.store import exclusive, merging
+from stepsaver.bench.results.stored_costs import store_row_costs
+from stepsaver.bench.running.summarise import build_summary, score_cell
+from stepsaver.bench.running.worker import (
     CellRequest,
     OpenCell,
     Opening,

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepsaver.bench.statistics import Interval
-from stepsaver.bench.store import read_json
-from stepsaver.bench.verdict import is_control, smaller_speed_up
+from stepsaver.bench.judging.statistics import Interval
+from stepsaver.bench.judging.verdict import is_control, smaller_speed_up
+from stepsaver.bench.results.store import read_json
 
 MOST_POINTS = 5.0  # the source's bound: what costs more accuracy is no gain
 

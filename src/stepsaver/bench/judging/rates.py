@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from stepsaver.bench.statistics import Interval, median_interval
-from stepsaver.bench.stored_files import Timing
+from stepsaver.bench.judging.statistics import Interval, median_interval
+from stepsaver.bench.results.stored_files import Timing
 
 SLOW = 0.5  # of a config's own median rate
 

@@ -5,13 +5,13 @@ from collections import defaultdict
 from statistics import median
 from typing import Any
 
-from stepsaver.bench.rates import median_rate
-from stepsaver.bench.spec import Criterion
-from stepsaver.bench.statistics import bootstrap_p, median_interval, paired_drop, share_interval
-from stepsaver.bench.step_counts import counted_ceiling
-from stepsaver.bench.store import Cell
-from stepsaver.bench.stored_files import Timing
-from stepsaver.bench.worker import CellRequest, OpenCell
+from stepsaver.bench.experiment.spec import Criterion
+from stepsaver.bench.judging.rates import median_rate
+from stepsaver.bench.judging.statistics import bootstrap_p, median_interval, paired_drop, share_interval
+from stepsaver.bench.results.store import Cell
+from stepsaver.bench.results.stored_files import Timing
+from stepsaver.bench.running.step_counts import counted_ceiling
+from stepsaver.bench.running.worker import CellRequest, OpenCell
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
 from stepsaver.evaluation.model_source import hub_revision

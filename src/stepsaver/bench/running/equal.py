@@ -10,8 +10,8 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 
-from stepsaver.bench.session import Chunk, ConfigRunner
-from stepsaver.bench.worker import CellRequest, OpenCell
+from stepsaver.bench.running.session import Chunk, ConfigRunner
+from stepsaver.bench.running.worker import CellRequest, OpenCell
 from stepsaver.engine import registry
 from stepsaver.evaluation.inert import InertRule, ScoredLengths, acting_rules, inert_rules, no_second_step
 

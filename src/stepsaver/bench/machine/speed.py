@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from stepsaver.bench.bare import BareModel, forward_shape
-from stepsaver.bench.limit import step_times
+from stepsaver.bench.machine.bare import BareModel, forward_shape
+from stepsaver.bench.machine.limit import step_times
 from stepsaver.engine.cost import Machine
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt

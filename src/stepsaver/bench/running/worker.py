@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.identity import environment, git_state, library_versions, run_id, source_hash
-from stepsaver.bench.machine import machine_facts
-from stepsaver.bench.session import Chunk, ConfigRunner, Session, data_hash, make_chunks
-from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.store import Cell, open_cell
+from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.machine.facts import machine_facts
+from stepsaver.bench.results.identity import environment, git_state, library_versions, run_id, source_hash
+from stepsaver.bench.results.store import Cell, open_cell
+from stepsaver.bench.running.session import Chunk, ConfigRunner, Session, data_hash, make_chunks
 from stepsaver.engine import kernels, registry
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.evaluate import EvaluationOptions

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepsaver.bench.session import Chunk
-from stepsaver.bench.store import IDENTITY, SAMPLES, TRACE, Cell, open_cell, read_cell, read_identity
-from stepsaver.bench.worker import OpenCell, first_difference
+from stepsaver.bench.results.store import IDENTITY, SAMPLES, TRACE, Cell, open_cell, read_cell, read_identity
+from stepsaver.bench.running.session import Chunk
+from stepsaver.bench.running.worker import OpenCell, first_difference
 from stepsaver.engine.errors import UsageError
 
 FOLDER = "shards"

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from stepsaver.bench.chain import is_unsealed
-from stepsaver.bench.equal import find_equal
-from stepsaver.bench.experiments import results_folder
-from stepsaver.bench.identity import differing_parts, run_id
-from stepsaver.bench.run import RunOptions, load, with_baselines
-from stepsaver.bench.session import Chunk, ConfigRunner, Session, open_session
-from stepsaver.bench.shards import stored_with_shards
-from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.store import read_identity
-from stepsaver.bench.stored_files import Timing
-from stepsaver.bench.worker import CellRequest, cell_request
+from stepsaver.bench.experiment.folders import results_folder
+from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.results.chain import is_unsealed
+from stepsaver.bench.results.identity import differing_parts, run_id
+from stepsaver.bench.results.store import read_identity
+from stepsaver.bench.results.stored_files import Timing
+from stepsaver.bench.running.equal import find_equal
+from stepsaver.bench.running.run import RunOptions, load, with_baselines
+from stepsaver.bench.running.session import Chunk, ConfigRunner, Session, open_session
+from stepsaver.bench.running.shards import stored_with_shards
+from stepsaver.bench.running.worker import CellRequest, cell_request
 from stepsaver.evaluation.generation_parameters import read_parameters
 
 ASSUMED_TOKENS_PER_STEP = 2.8  # at threshold 0.9, of a small trained model

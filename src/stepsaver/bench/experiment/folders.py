@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.spec import FILE, Experiment, read_experiment
-from stepsaver.bench.store import SUMMARY, read_summary
+from stepsaver.bench.experiment.spec import FILE, Experiment, read_experiment
+from stepsaver.bench.results.store import SUMMARY, read_summary
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.models.config import read_config
 from stepsaver.evaluation.model_source import resolve_model
@@ -17,7 +17,7 @@ DISCARDED = "discarded.jsonl"
 def experiments_folder() -> Path:
     """`experiments/` of the current folder, or of the checkout that this package runs from."""
     here = Path.cwd() / "experiments"
-    checkout = Path(__file__).resolve().parents[3] / "experiments"
+    checkout = Path(__file__).resolve().parents[4] / "experiments"
     return here if here.is_dir() else checkout
 
 

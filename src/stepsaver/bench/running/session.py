@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from lm_eval.api.instance import Instance
 
-from stepsaver.bench.identity import folder_hash
-from stepsaver.bench.measure_rows import measure_row_costs
+from stepsaver.bench.results.identity import folder_hash
+from stepsaver.bench.machine.measure_rows import measure_row_costs
 from stepsaver.bench.other_work import OtherWork
-from stepsaver.bench.spec import ConfigSpec, Experiment
-from stepsaver.bench.step_counts import count_steps
+from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.running.step_counts import count_steps
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Weights

@@ -5,13 +5,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepsaver.bench.plan import Cost, PlannedCell, PlannedTask
+    from stepsaver.bench.running.dry_run import Cost, PlannedCell, PlannedTask
 
 COLUMNS = ("config", "chunks", "samples", "forwards", "FLOPs", "time")
 
 
 def print_plan(planned: "list[PlannedTask]", *, shards: int, as_json: bool) -> None:
-    from stepsaver.bench.plan import total_cost
+    from stepsaver.bench.running.dry_run import total_cost
     from stepsaver.report.tables import plain_table
 
     if as_json:

@@ -1,0 +1,1 @@
+"""From figures to a verdict: intervals, rates, paired comparison."""

@@ -1,0 +1,1 @@
+"""Running an experiment: sessions, chunks, shards and summaries."""
