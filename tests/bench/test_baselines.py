@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stepsaver.bench.audit import audit, read_task
+from stepsaver.bench.audit import audit, read_evidence
 from stepsaver.bench.experiment.spec import Criterion, Experiment, Success, read_experiment
 from stepsaver.bench.judging.rates import shown_rate
 from stepsaver.bench.judging.verdict import judge
-from stepsaver.bench.running.run import RunOptions, with_baselines
+from stepsaver.bench.running.run import RunRequest, with_baselines
 from stepsaver.bench.running.summarise import confirmation_p
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
@@ -81,7 +81,7 @@ def test_a_config_is_compared_with_its_own_baseline(finished: Path, task: str) -
 
 
 def test_the_audit_holds_configs_against_their_own_baseline(finished: Path) -> None:
-    task = read_task(read_experiment(finished), finished / "results", f"mini_ifeval_limit_{LIMIT}")
+    task = read_evidence(read_experiment(finished), finished / "results", f"mini_ifeval_limit_{LIMIT}")
     assert {(cell.name, other.name) for cell, other in task.others() if other.name == "paced"} == {
         ("paced_trim", "paced")
     }
@@ -100,7 +100,7 @@ def test_the_audit_holds_configs_against_their_own_baseline(finished: Path) -> N
     ],
 )
 def test_a_policy_is_compared_by_what_it_means(finished: Path, stored: str | None, is_invalid: bool) -> None:
-    task = read_task(read_experiment(finished), finished / "results", f"mini_ifeval_limit_{LIMIT}")
+    task = read_evidence(read_experiment(finished), finished / "results", f"mini_ifeval_limit_{LIMIT}")
     (cell,) = (each for each in task.cells if each.name == "trimmed")
     cell.identity["policy"] = stored
     found = [each.message for each in audit(task) if each.check == "decoding"]
@@ -178,7 +178,7 @@ def experiment_of(folder: Path, text: str) -> Experiment:
 def test_each_config_comes_after_what_it_is_compared_with(tmp_path: Path) -> None:
     experiment = experiment_of(tmp_path, TWO_BASELINES)
     assert experiment.baselines == ("baseline", "paced")
-    options = RunOptions(tasks=(), configs=(experiment.config("paced_trim"), experiment.config("same")), model="")
+    options = RunRequest(tasks=(), configs=(experiment.config("paced_trim"), experiment.config("same")), model="")
     names = [each.name for each in with_baselines(experiment, options.configs)]
     assert names == ["paced", "paced_trim", "baseline", "same"]
     assert str(experiment.success_of("paced_trim").confirm_if.speed_up) == "> 1.8 measured"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stepsaver.bench import other_work
-from stepsaver.bench.other_work import OtherWork, not_idle, other_cores_now
+from stepsaver.bench.machine import other_work
+from stepsaver.bench.machine.other_work import OtherWork, not_idle, other_cores_now
 
 # user, nice, system, idle, waiting, interrupts (two), taken by the host, guests (which are in user already)
 COUNTED = "cpu  {user} 0 100 5000 300 7 3 {stolen} 999 999\ncpu0 1 2 3 4 5 6 7 8 9 10\n"

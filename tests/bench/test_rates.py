@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-
-from stepsaver.bench.running import run as run_module
 from stepsaver.bench.audit.audited import AuditedCell
+
 from stepsaver.bench.audit.checks.rates import _pooled_time
 from stepsaver.bench.experiment.folders import find_experiment
 from stepsaver.bench.judging.rates import median_rate, slow_chunks
-from stepsaver.bench.running.session import ConfigRunner
+from stepsaver.bench.running import run as run_module
+from stepsaver.bench.running.config_runner import ConfigRunner
 from stepsaver.cli import main
 from stepsaver.report.cells import read_report_task
 from stepsaver.report.documents import without_documents

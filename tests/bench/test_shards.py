@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepsaver.bench.experiment.folders import find_experiment
-from stepsaver.bench.results.store import open_cell, read_cell
+from stepsaver.bench.results.store import open_cell_files, read_cell_files
 from stepsaver.bench.results.stored_costs import ROW_COSTS
-from stepsaver.bench.running import shards, worker
-from stepsaver.bench.running.run import RunOptions, Shard, make_shards, prepare
-from stepsaver.bench.running.shards import Part, merge, merge_what_was_left
+from stepsaver.bench.running import shards, task_run
+from stepsaver.bench.running.run import RunRequest, Shard, make_shards, prepare
+from stepsaver.bench.running.shards import Share, merge, merge_what_was_left
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
 from tests.bench.tampering import edit_lines
@@ -69,7 +69,7 @@ def summaries(folder: Path) -> dict[str, dict]:
 
 def two_shards(folder: Path, *, force: bool = False) -> list[Shard]:
     experiment = find_experiment(str(folder))
-    options = RunOptions(("mini_ifeval",), experiment.configs, experiment.spec.model, limit=LIMIT, force=force)
+    options = RunRequest(("mini_ifeval",), experiment.configs, experiment.spec.model, limit=LIMIT, force=force)
     return make_shards(experiment, options, 2, share_machine=True)
 
 
@@ -167,7 +167,7 @@ def test_only_one_shard_of_a_run_starts_afresh(fresh: Path, whole: Path) -> None
 def test_shards_of_unlike_machines_are_refused(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, last = two_shards(fresh)
     first.run(quiet)
-    monkeypatch.setattr(worker, "library_versions", lambda: {"torch": "another"})
+    monkeypatch.setattr(task_run, "library_versions", lambda: {"torch": "another"})
     with pytest.raises(UsageError, match="shards of one run differ in libraries"):
         last.run(quiet)
 
@@ -212,23 +212,23 @@ def test_shards_merge_exactly_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, owners: list[int], order: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("merge") / "cell"
-    open_cell(folder, {"a": 1}, "run")
+    open_cell_files(folder, {"a": 1}, "run")
     for chunk, owner in enumerate(owners):
-        own = open_cell(folder / "shards" / f"x-{owner}", {"a": 1}, "run")
+        own = open_cell_files(folder / "shards" / f"x-{owner}", {"a": 1}, "run")
         own.append_chunk(chunk, [record(2 * chunk), record(2 * chunk + 1)], timing(chunk))
     for owner in order:
         path = folder / "shards" / f"x-{owner}"
         if path.exists():
-            merge(read_cell(path, "run"), read_cell(folder, "run", repair=True))
-    cell = read_cell(folder, "run")
+            merge(read_cell_files(path, "run"), read_cell_files(folder, "run", repair=True))
+    cell = read_cell_files(folder, "run")
     assert [each.key.document for each in cell.all_records] == list(range(2 * len(owners)))
     assert [each["chunk"] for each in cell.own_timings] == list(range(len(owners)))
 
 
 def test_what_was_altered_in_a_shard_is_said_kept_and_not_merged(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "task" / "cell"
-    open_cell(folder, {"a": 1}, "run").append_chunk(0, [record(0)], timing(0))
-    shard = open_cell(folder / "shards" / "x-0", {"a": 1}, "run")
+    open_cell_files(folder, {"a": 1}, "run").append_chunk(0, [record(0)], timing(0))
+    shard = open_cell_files(folder / "shards" / "x-0", {"a": 1}, "run")
     for chunk in (1, 2):
         shard.append_chunk(chunk, [record(chunk)], timing(chunk))
     path = shard.folder / "samples.jsonl"
@@ -238,14 +238,14 @@ def test_what_was_altered_in_a_shard_is_said_kept_and_not_merged(tmp_path: Path)
     assert "chunk 1 is run again" in notes[0]
     assert [each.read_bytes() for each in folder.glob("samples.jsonl.damaged-*")] == [altered]
     assert not shard.folder.exists()
-    whole = read_cell(folder, "run")
+    whole = read_cell_files(folder, "run")
     assert (sorted(whole.records), whole.faults) == ([0, 2], [])
 
 
 def test_two_answers_to_one_sample_are_refused(tmp_path: Path) -> None:
-    cell = open_cell(tmp_path / "cell", {"a": 1}, "run")
+    cell = open_cell_files(tmp_path / "cell", {"a": 1}, "run")
     cell.append_chunk(0, [record(0)], timing(0))
-    other = open_cell(tmp_path / "cell" / "shards" / "x-0", {"a": 1}, "run")
+    other = open_cell_files(tmp_path / "cell" / "shards" / "x-0", {"a": 1}, "run")
     other.append_chunk(0, [record(0).__class__(**{**record(0).__dict__, "ids": (9,)})], timing(0))
     with pytest.raises(UsageError, match="another answer to t document 0"):
         merge(other, cell)
@@ -257,7 +257,7 @@ def test_parts_share_the_chunks_out() -> None:
             self.number = number
 
     chunks = [Numbered(number) for number in range(7)]
-    parts = [Part("x", index, 3).chunks(chunks) for index in range(3)]  # type: ignore[arg-type]
+    parts = [Share("x", index, 3).chunks(chunks) for index in range(3)]  # type: ignore[arg-type]
     assert sorted(chunk.number for part in parts for chunk in part) == list(range(7))
 
 

@@ -5,19 +5,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepsaver.bench.running.dry_run import Cost, PlannedCell, PlannedTask
+    from stepsaver.bench.running.dry_run import CellEstimate, Cost, TaskEstimate
 
 COLUMNS = ("config", "chunks", "samples", "forwards", "FLOPs", "time")
 
 
-def print_plan(planned: "list[PlannedTask]", *, shards: int, as_json: bool) -> None:
+def print_dry_run(estimates: "list[TaskEstimate]", *, shards: int, as_json: bool) -> None:
     from stepsaver.bench.running.dry_run import total_cost
     from stepsaver.report.tables import plain_table
 
     if as_json:
-        print(json.dumps([asdict(task) for task in planned]))
+        print(json.dumps([asdict(task) for task in estimates]))
         return
-    for task in planned:
+    for task in estimates:
         print(f"{task.task}: {task.samples} samples in {task.chunks} chunks")
         print(plain_table([_row(cell) for cell in task.cells], COLUMNS))
         for basis in dict.fromkeys(cell.basis for cell in task.cells if cell.samples):
@@ -30,13 +30,13 @@ def print_plan(planned: "list[PlannedTask]", *, shards: int, as_json: bool) -> N
             if cell.timed_again:
                 print(f"note: {cell.config}: {cell.timed_again} chunks are stored and timed again beside the others")
         print()
-    total = total_cost(planned)
+    total = total_cost(estimates)
     print(f"in all: {total.forwards:.0f} forwards, {total.flops:.2g} FLOPs, {_time(total)}", end="")
     print(f", in {shards} shards" if shards > 1 else "")
     print("a dry run: nothing was run and nothing was written")
 
 
-def _row(cell: "PlannedCell") -> tuple[str, ...]:
+def _row(cell: "CellEstimate") -> tuple[str, ...]:
     cost = cell.cost
     return (cell.config, str(cell.chunks), str(cell.samples), f"{cost.forwards:.0f}", f"{cost.flops:.2g}", _time(cost))
 

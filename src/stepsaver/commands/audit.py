@@ -17,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.audit import all_checks, audit, read_task
+    from stepsaver.bench.audit import all_checks, audit, read_evidence
 
     chosen = choose(options)
-    read = [read_task(chosen.experiment, chosen.results, folder) for folder in chosen.cell_folders.values()]
+    read = [read_evidence(chosen.experiment, chosen.results, folder) for folder in chosen.cell_folders.values()]
     audited = [each for each in read if each.has_results]
     saved = [found for each in read if not each.has_results and (found := chosen.artifacts(each.task))]
     if not audited and not saved:

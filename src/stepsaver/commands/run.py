@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stepsaver.commands._dry_run import print_plan
+from stepsaver.commands._dry_run import print_dry_run
 from stepsaver.commands._experiment_options import Chosen, add_cell_arguments, choose, with_decoding
 from stepsaver.commands._model_options import add_checkpoint_arguments
 from stepsaver.commands._progress import counting_progress
@@ -16,7 +16,7 @@ from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
     from stepsaver.bench.experiment.spec import Resources
-    from stepsaver.bench.running.run import RunOptions
+    from stepsaver.bench.running.run import RunRequest
 
 WHEN_STOPPED = "every finished chunk is stored, and the same command goes on from there"
 HELP = "run what is missing of an experiment"
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own, also where there is no terminal
     from stepsaver.bench.experiment.folders import logs_folder
     from stepsaver.bench.runners import find_runner
-    from stepsaver.bench.running.dry_run import plan_run
+    from stepsaver.bench.running.dry_run import estimate_run
     from stepsaver.bench.running.jobs import job_states, refuse_beside_jobs
     from stepsaver.bench.running.run import make_shards, prepare
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     for remark in experiment.remarks:
         print(f"note: {remark}", file=sys.stderr)
     if options.dry_run:
-        print_plan(plan_run(experiment, request), shards=options.shards, as_json=options.json)
+        print_dry_run(estimate_run(experiment, request), shards=options.shards, as_json=options.json)
         return 0
     refuse_beside_jobs(logs, chosen.results)
     prepare(chosen.results)
@@ -105,12 +105,12 @@ def _resources(options: argparse.Namespace, stored: "Resources") -> "Resources":
         raise UsageError(f"--slurm: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
 
 
-def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
-    from stepsaver.bench.running.run import RunOptions
+def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunRequest":
+    from stepsaver.bench.running.run import RunRequest
     from stepsaver.evaluation.local_data import require_folder
 
     experiment = chosen.experiment
-    return RunOptions(
+    return RunRequest(
         tasks=tuple(chosen.cell_folders),
         configs=tuple(map(experiment.config, options.configs)) or experiment.configs,
         model=options.model or experiment.spec.model,
@@ -122,7 +122,7 @@ def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunOptions":
     )
 
 
-def run_here(chosen: Chosen, request: "RunOptions") -> int:
+def run_here(chosen: Chosen, request: "RunRequest") -> int:
     """Runs what is missing in this process and shows the results, of an experiment that may be in no file."""
     from stepsaver.bench.running.run import make_shards, prepare
 
@@ -133,7 +133,7 @@ def run_here(chosen: Chosen, request: "RunOptions") -> int:
     return show_results(chosen, request)
 
 
-def show_results(chosen: Chosen, request: "RunOptions", *, as_json: bool = False) -> int:
+def show_results(chosen: Chosen, request: "RunRequest", *, as_json: bool = False) -> int:
     from stepsaver.bench.experiment.folders import read_summaries
     from stepsaver.bench.judging.verdict import judge
     from stepsaver.bench.running.run import with_baselines
@@ -180,11 +180,11 @@ def _timing_lines(summaries: list[dict[str, Any]]) -> list[str]:
 
 def _audit(chosen: Chosen, stream: TextIO) -> int:
     """Says what is wrong with the results at the end of every run."""
-    from stepsaver.bench.audit import audit, read_task
+    from stepsaver.bench.audit import audit, read_evidence
 
     is_invalid = False
     for folder in chosen.cell_folders.values():
-        for finding in audit(read_task(chosen.experiment, chosen.results, folder)):
+        for finding in audit(read_evidence(chosen.experiment, chosen.results, folder)):
             print(finding, file=stream)
             is_invalid |= finding.level == "invalid"
     return 1 if is_invalid else 0

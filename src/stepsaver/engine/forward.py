@@ -15,7 +15,7 @@ from stepsaver.engine.attention import mix
 from stepsaver.engine.cache import DeltaCache, KeyValueCache, keep_deltas
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Attention, Layer, Transformer
-from stepsaver.engine.packing import PackedRun, Part, Step, Subset, pack_rows, pack_run, run_end
+from stepsaver.engine.packing import PackedRun, PartRows, Step, Subset, pack_rows, pack_run, run_end
 from stepsaver.engine.stream import Stream
 
 PartName = Literal["attention", "mlp"]
@@ -128,7 +128,7 @@ class Forward:
         projected = self.stream.through(attention.project_queries, run.queries)
         return mix(projected, run.query_rotation, cache, index, norms, attending=run.attending)
 
-    def _add(self, name: PartName, index: int, delta: Tensor | None, part: Part) -> None:
+    def _add(self, name: PartName, index: int, delta: Tensor | None, part: PartRows) -> None:
         """Adds a part's delta to the rows that ran and, from the cache, to those that did not; keeps what ran."""
         stored = None
         if self.memory.deltas is not None and index in self.memory.deltas.by_layer:

@@ -54,7 +54,7 @@ class Subset(NamedTuple):
         return rows if self.places is None else rows[self.places]
 
 
-class Part(NamedTuple):
+class PartRows(NamedTuple):
     """The rows of one part among those that go on: which ran, which take their delta from the cache."""
 
     ran: Subset
@@ -74,8 +74,8 @@ class PackedRun(NamedTuple):
     query_rotation: Rotation
     attending: Attending
     kept: Tensor | None  # the rows that go on after the keys and values; None: all
-    attention: Part
-    mlp: Part
+    attention: PartRows
+    mlp: PartRows
 
 
 def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:
@@ -130,9 +130,9 @@ def pack_run(
 
 def _part(
     steps: Sequence[Step], ran: list[Rows], kept: list[Rows], deltas: DeltaCache | None, device: torch.device
-) -> Part:
+) -> PartRows:
     reused = [keep & ~run for keep, run in zip(kept, ran, strict=True)]
-    return Part(
+    return PartRows(
         ran=_subset(ran, kept, device),
         reused=_subset(reused, kept, device),
         ran_delta_index=_delta_index(steps, ran, deltas, device),

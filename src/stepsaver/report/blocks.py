@@ -5,12 +5,12 @@ from math import isfinite
 from typing import Any
 
 Block = dict[str, Any]
-Cell = dict[str, Any]
+TableEntry = dict[str, Any]
 
 
-def cell(text: str, value: float | str | None = None, *, small: str = "", tone: str = "") -> Cell:
+def cell(text: str, value: float | str | None = None, *, small: str = "", tone: str = "") -> TableEntry:
     """A table's cell: what it says, what it is sorted by, an interval or remark beside it, and its colour."""
-    found: Cell = {"text": text}
+    found: TableEntry = {"text": text}
     if value is not None and (isinstance(value, str) or isfinite(value)):
         found["value"] = value
     if small:
@@ -20,7 +20,7 @@ def cell(text: str, value: float | str | None = None, *, small: str = "", tone: 
     return found
 
 
-def number(value: float | None, form: str, *, small: str = "", factor: float = 1.0, suffix: str = "") -> Cell:
+def number(value: float | None, form: str, *, small: str = "", factor: float = 1.0, suffix: str = "") -> TableEntry:
     """A number, or a dash where there is none."""
     if value is None or not isfinite(value):
         return cell("–")
@@ -32,7 +32,7 @@ def interval(low: float, high: float, form: str, factor: float = 1.0) -> str:
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, caption: str = "", name: str = ""
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[TableEntry]], *, caption: str = "", name: str = ""
 ) -> Block:
     return {
         "kind": "table",

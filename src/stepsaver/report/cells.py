@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stepsaver.bench.audit import AuditedCell, AuditedTask, Finding, audit, read_task
+from stepsaver.bench.audit import CellEvidence, Finding, TaskEvidence, audit, read_evidence
 from stepsaver.bench.experiment.folders import logs_folder
 from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
 from stepsaver.bench.judging.rates import median_rate
 from stepsaver.bench.judging.verdict import Verdict, judge
-from stepsaver.bench.results.store import IDENTITY, SUMMARY, read_cell, read_identity, read_summary
+from stepsaver.bench.results.store import IDENTITY, SUMMARY, read_cell_files, read_identity, read_summary
 from stepsaver.bench.results.stored_costs import CostsBySession, read_row_costs
 from stepsaver.bench.running.jobs import job_states
 from stepsaver.engine.errors import UsageError
@@ -97,7 +97,7 @@ class ReportTask:
 
 def read_report_task(experiment: Experiment, results: Path, folder: str, documents: TaskDocuments) -> ReportTask:
     """Reads a task's cells. Nothing that is damaged or not there keeps the rest from being shown."""
-    stored = read_task(experiment, results, folder)
+    stored = read_evidence(experiment, results, folder)
     by_name = {cell.name: cell for cell in stored.cells}
     whole = max((cell.summary["samples"] for cell in stored.cells if cell.summary), default=None)
     is_live = _is_locked(results) or _has_jobs(experiment, results)
@@ -135,11 +135,11 @@ def read_report_cell(config: ConfigSpec, folder: Path, documents: TaskDocuments)
     stored, summary = read_identity(folder), read_summary(folder / SUMMARY)
     if stored is None or summary is None or summary.get("run_id") != stored["run_id"]:
         return None
-    cell = read_cell(folder, stored["run_id"], with_former=True)
+    cell = read_cell_files(folder, stored["run_id"], with_former=True)
     return _finished(config, summary, cell.all_records, cell.own_timings, documents)
 
 
-def _findings(task: AuditedTask) -> tuple[Finding, ...]:
+def _findings(task: TaskEvidence) -> tuple[Finding, ...]:
     """The audit of what is finished; what is not would only be found to lack samples."""
     try:
         return tuple(audit(task)) if task.cells else ()
@@ -149,7 +149,7 @@ def _findings(task: AuditedTask) -> tuple[Finding, ...]:
         return (Finding("invalid", "format", f"the results have no {missing}: another version wrote them"),)
 
 
-def _state(cell: AuditedCell | None, folder: Path, whole: int | None, *, is_live: bool) -> tuple[State, str]:
+def _state(cell: CellEvidence | None, folder: Path, whole: int | None, *, is_live: bool) -> tuple[State, str]:
     if cell is None:
         if (folder / IDENTITY).exists():
             return "failed", f"{IDENTITY} cannot be read"

@@ -14,13 +14,13 @@ from stepsaver.bench.judging.rates import shown_rate
 from stepsaver.bench.judging.statistics import Interval
 from stepsaver.bench.judging.verdict import is_control, smaller_speed_up
 from stepsaver.engine.errors import UsageError
-from stepsaver.report.blocks import Block, Cell, cell, figure, interval, notes, number, tab, table
+from stepsaver.report.blocks import Block, TableEntry, cell, figure, interval, notes, number, tab, table
 from stepsaver.report.cells import ReportCell, ReportTask
 from stepsaver.report.experiment_log import log_entry
 from stepsaver.report.figures import PALETTE, SYMBOLS, in_turn, layout, plain
 from stepsaver.report.reading import read_stored_task
 from stepsaver.report.report_page import report_page
-from stepsaver.report.task_blocks import rate_cell
+from stepsaver.report.task_blocks import rate_entry
 
 PRIORITIES = ("critical", "high", "medium", "low")
 LEAD = "What has been measured, what holds, what is known to be wrong, and what is still to be run."
@@ -170,7 +170,7 @@ def trade_off_table(overview: Overview) -> Block:
     return table("Accuracy against speed", columns, rows, name="trade_offs")
 
 
-def _trade_off(task: ReportTask, each: ReportCell, *, is_base: bool) -> list[Cell]:
+def _trade_off(task: ReportTask, each: ReportCell, *, is_base: bool) -> list[TableEntry]:
     drop, up = Interval(*_summary_of(each)["paired"]["drop_points"]), smaller_speed_up(_summary_of(each))
     return [
         cell(f"{each.name} ({'baseline' if is_base else 'fastest'})", each.name),
@@ -178,7 +178,7 @@ def _trade_off(task: ReportTask, each: ReportCell, *, is_base: bool) -> list[Cel
         cell(task.folder, task.folder),
         number(_summary_of(each)["accuracy"], ".2f", factor=100, suffix=" %"),
         cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
-        rate_cell(_summary_of(each), ".2f"),
+        rate_entry(_summary_of(each), ".2f"),
         number(up.value, ".2f", suffix="×", small="" if is_base else interval(up.low, up.high, ".2f")),
     ]
 
@@ -212,7 +212,7 @@ def _benchmark(tasks: Sequence[ReportTask]) -> list[Block]:
     ]
 
 
-def _benchmark_rows(task: ReportTask) -> Iterator[list[Cell]]:
+def _benchmark_rows(task: ReportTask) -> Iterator[list[TableEntry]]:
     outcomes = {each.config: each for each in task.verdict().configs}
     for each in task.cells:
         start = [cell(each.name, each.name), cell(task.experiment.name, task.experiment.name)]
@@ -227,7 +227,7 @@ def _benchmark_rows(task: ReportTask) -> Iterator[list[Cell]]:
             rules,
             number(each.summary["samples"], ",.0f"),
             number(each.summary["accuracy"], ".2f", factor=100, suffix=" %"),
-            rate_cell(each.summary, ".2f"),
+            rate_entry(each.summary, ".2f"),
             number(up.value, ".2f", suffix="×"),
             number(each.summary["throughput"]["tokens"], ",.0f"),
             number(each.summary["throughput"]["decode_seconds"], ".3g", factor=1 / 3600),

@@ -1,6 +1,6 @@
 """`RESULTS.md` and `STATUS.md` of a folder of experiments, after the source's documents. Written whole each time."""
 
-from stepsaver.report.blocks import Block, Cell
+from stepsaver.report.blocks import Block, TableEntry
 from stepsaver.report.overview import Overview, known_issues, metrics_table, trade_off_table
 from stepsaver.report.tables import markdown_table
 
@@ -50,5 +50,5 @@ def _table(block: Block) -> str:
     return markdown_table([tuple(map(_text, row)) for row in block["rows"]], tuple(block["columns"]))
 
 
-def _text(cell: Cell) -> str:
+def _text(cell: TableEntry) -> str:
     return " ".join(filter(None, (cell["text"], cell.get("small", ""))))

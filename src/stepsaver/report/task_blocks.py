@@ -6,7 +6,7 @@ from typing import Any
 from stepsaver.bench.judging.rates import shown_rate
 from stepsaver.bench.judging.statistics import Interval
 from stepsaver.bench.judging.verdict import smaller_speed_up
-from stepsaver.report.blocks import Block, Cell, cell, facts, figure, interval, notes, number, table
+from stepsaver.report.blocks import Block, TableEntry, cell, facts, figure, interval, notes, number, table
 from stepsaver.report.cells import ReportCell, ReportTask
 from stepsaver.report.figures import accuracy_speed as first_figure
 from stepsaver.report.figures import all_figures, figure_name
@@ -63,7 +63,7 @@ def _remark(task: ReportTask, each: ReportCell) -> str:
     return ", ".join(filter(None, [f"equals {equal}" if equal else "", "" if is_usual else f"against {baseline}"]))
 
 
-def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[Cell]:
+def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[TableEntry]:
     summary = each.summary
     if summary is None:
         return [cell(each.name, each.name), *[cell("") for _ in COLUMNS[2:]], _state(each)]
@@ -76,7 +76,7 @@ def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[Cell]
         number(summary["accuracy"], ".1f", factor=100, suffix=" %", small=interval(low, high, ".1f", factor=100)),
         cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
         number(summary["throughput"]["tokens"], ",.0f"),
-        rate_cell(summary, ".0f"),
+        rate_entry(summary, ".0f"),
         cell("1.00×", 1.0) if is_base else number(up.value, ".2f", suffix="×", small=interval(up.low, up.high, ".2f")),
         number(summary["predicted_speed_up"], ".2f", suffix="×"),
         number(summary.get("predicted_here"), ".2f", suffix="×"),
@@ -88,13 +88,13 @@ def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[Cell]
     ]
 
 
-def rate_cell(summary: dict[str, Any], form: str) -> Cell:
+def rate_entry(summary: dict[str, Any], form: str) -> TableEntry:
     """Tokens per second as the median over chunks; a dash where nothing that can be compared was timed."""
     rate = shown_rate(summary)
     return number(None, form) if rate is None else number(rate.value, form, small=interval(rate.low, rate.high, form))
 
 
-def _state(each: ReportCell) -> Cell:
+def _state(each: ReportCell) -> TableEntry:
     return cell(each.state, each.state, small=each.note, tone=TONES.get(each.state, "open"))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepsaver.bench.measurement import store_measurement
+from stepsaver.bench.machine.measurement import store_measurement
 from stepsaver.cli import main
 from stepsaver.report.markdown import references
 

@@ -10,9 +10,9 @@ from pkgutil import iter_modules
 from typing import Protocol, cast
 
 from stepsaver.bench.audit import checks
-from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding, read_task
+from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence, read_evidence
 
-__all__ = ["AuditedCell", "AuditedTask", "Check", "Finding", "all_checks", "audit", "read_task"]
+__all__ = ["CellEvidence", "Check", "Finding", "TaskEvidence", "all_checks", "audit", "read_evidence"]
 
 
 class Check(Protocol):
@@ -22,7 +22,7 @@ class Check(Protocol):
     ORDER: int
 
     @staticmethod
-    def findings(task: AuditedTask) -> Iterator[Finding]: ...
+    def findings(task: TaskEvidence) -> Iterator[Finding]: ...
 
 
 def all_checks() -> dict[str, Check]:
@@ -34,6 +34,6 @@ def all_checks() -> dict[str, Check]:
     return dict(sorted(found.items(), key=lambda each: each[1].ORDER))
 
 
-def audit(task: AuditedTask) -> list[Finding]:
+def audit(task: TaskEvidence) -> list[Finding]:
     found = [finding for check in all_checks().values() for finding in check.findings(task)]
     return sorted(found, key=lambda finding: finding.level)

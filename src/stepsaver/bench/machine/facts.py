@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -46,3 +47,14 @@ def _driver(device: torch.device) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory that this process has used so far: of the device, or of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def gpu_name(device: torch.device) -> str | None:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None

@@ -30,7 +30,7 @@ DAMAGED, OTHER_RUN = "damaged", "other-run"  # how the name of a file goes on th
 
 
 @dataclass
-class Cell:
+class CellFiles:
     """The stored part of one config on one task."""
 
     folder: Path
@@ -96,7 +96,7 @@ class Cell:
         return found
 
 
-def open_cell(
+def open_cell_files(
     folder: Path,
     identity: Mapping[str, Any],
     run_id: str,
@@ -104,7 +104,7 @@ def open_cell(
     force: bool = False,
     label: str = "",
     provenance: Mapping[str, Any] | None = None,
-) -> Cell:
+) -> CellFiles:
     """The cell for a run. Results of another run, or all of them with `force`, move to `previous/<run id>`.
 
     `label` names the run that opens it: of its processes only the first may set anything aside. `provenance` is kept
@@ -129,7 +129,7 @@ def open_cell(
             notes.append(f"{IDENTITY} was missing in {folder}; what its files say decides whether they are used")
         stored = {"run_id": run_id, "opened_by": label, "provenance": provenance, "identity": identity}
         _write_document(folder / IDENTITY, stored)
-    cell = read_cell(folder, run_id, repair=True)
+    cell = read_cell_files(folder, run_id, repair=True)
     cell.notes = notes + cell.notes
     cell.provenance = stored.get("provenance") or {}
     return cell
@@ -142,12 +142,12 @@ def read_identity(folder: Path) -> dict[str, Any] | None:
     return stored if is_one else None
 
 
-def read_cell(folder: Path, run_id: str, *, repair: bool = False, with_former: bool = False) -> Cell:
+def read_cell_files(folder: Path, run_id: str, *, repair: bool = False, with_former: bool = False) -> CellFiles:
     """What is stored of a run and holds. With `repair`, torn tails are cut off and what does not hold is set aside.
 
     Files of the former format are read `with_former`, to be looked at; no run goes on with them.
     """
-    cell = Cell(folder, run_id)
+    cell = CellFiles(folder, run_id)
     trace, samples = read_file(folder / TRACE, run_id), read_file(folder / SAMPLES, run_id)
     is_read = {"ours": True, "former": with_former, "other": False}
     timings, broken_timings = read_timings(trace) if is_read[trace.owner] else ([], set[int]())
@@ -188,7 +188,7 @@ def _summary_faults(folder: Path, run_id: str, files: Sequence[StoredFile]) -> l
     ]
 
 
-def _repair_file(cell: Cell, file: StoredFile, kept: Sequence[bytes], again: set[int]) -> None:
+def _repair_file(cell: CellFiles, file: StoredFile, kept: Sequence[bytes], again: set[int]) -> None:
     """Leaves only what holds in a file. Anything but the tail of an unfinished write is damage: a copy stays."""
     path = file.path
     if file.owner != "ours":
@@ -217,7 +217,7 @@ def _is_torn_tail(content: bytes, whole: bytes, file: StoredFile) -> bool:
     return content.startswith(whole) and not faults(file) and b'"chunk_end"' not in content[len(whole) :]
 
 
-def _repair_summary(cell: Cell, its_faults: Sequence[str]) -> None:
+def _repair_summary(cell: CellFiles, its_faults: Sequence[str]) -> None:
     """A summary that is not of what is stored is set aside; the run writes another one at its end."""
     path = cell.folder / SUMMARY
     if path.exists() and (its_faults or cell.damaged):

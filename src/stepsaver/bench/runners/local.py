@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from stepsaver.bench.experiment.spec import Resources
+from stepsaver.bench.running.cell_run import Progress
 from stepsaver.bench.running.run import Shard, log_progress
-from stepsaver.bench.running.worker import Progress
 from stepsaver.engine.errors import UsageError
 
 POLL_SECONDS = 0.2
@@ -24,7 +24,7 @@ def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: 
         shards[0].run(progress)
         return True
     logs.mkdir(parents=True, exist_ok=True)
-    paths = [logs / f"{shard.part.label}-{shard.part.index}.log" for shard in shards]
+    paths = [logs / f"{shard.share.label}-{shard.share.index}.log" for shard in shards]
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // len(shards))
     processes = [

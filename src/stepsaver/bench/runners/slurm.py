@@ -12,11 +12,11 @@ from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import Checkpointable
 
-from stepsaver.bench.audit import audit, read_task
+from stepsaver.bench.audit import audit, read_evidence
 from stepsaver.bench.experiment.spec import Resources
+from stepsaver.bench.running.cell_run import Progress
 from stepsaver.bench.running.jobs import record_job
 from stepsaver.bench.running.run import Shard, log_progress
-from stepsaver.bench.running.worker import Progress
 from stepsaver.engine.errors import UsageError
 
 MOST_TIMEOUTS = 100  # each of them leaves more chunks stored
@@ -27,7 +27,7 @@ class RunShard(Checkpointable):
 
     def __call__(self, shard: Shard) -> None:
         for folder in shard.run(log_progress):
-            findings = list(map(str, audit(read_task(shard.experiment, shard.results, folder))))
+            findings = list(map(str, audit(read_evidence(shard.experiment, shard.results, folder))))
             print(*findings or [f"audit: {folder} is complete, and nothing stands against it"], sep="\n", flush=True)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 
-from stepsaver.bench.running.session import Chunk, ConfigRunner
-from stepsaver.bench.running.worker import CellRequest, OpenCell
+from stepsaver.bench.running.cell_run import CellRun
+from stepsaver.bench.running.chunks import Chunk
+from stepsaver.bench.running.config_runner import ConfigRunner
+from stepsaver.bench.running.task_run import TaskRun
 from stepsaver.engine import registry
 from stepsaver.evaluation.inert import InertRule, ScoredLengths, acting_rules, inert_rules, no_second_step
 
@@ -42,16 +44,16 @@ class EqualConfigs:
         return self.leader_of.get(name, name)
 
 
-def find_equal(request: CellRequest, runners: Mapping[str, ConfigRunner]) -> EqualConfigs:
+def find_equal(task_run: TaskRun, runners: Mapping[str, ConfigRunner]) -> EqualConfigs:
     """Groups the configs of a scoring task by what can act in them. Generative cells always run."""
-    if request.task.path != "scoring":
+    if task_run.task.path != "scoring":
         return EqualConfigs({}, {})
     any_lm = next(iter(runners.values())).lm
-    lengths: list[ScoredLengths] = any_lm.scored_lengths([each for chunk in request.chunks for each in chunk.requests])
+    lengths: list[ScoredLengths] = any_lm.scored_lengths([each for chunk in task_run.chunks for each in chunk.requests])
     options = {
-        "block_size": request.session.decoding.block_size,
-        "prediction": request.session.decoding.prediction,
-        "estimator": request.experiment.spec.estimator,
+        "block_size": task_run.session.decoding.block_size,
+        "prediction": task_run.session.decoding.prediction,
+        "estimator": task_run.experiment.spec.estimator,
     }
     single_step = no_second_step(lengths, score_stop=False, **options) is not None  # type: ignore[arg-type]
     leader_of: dict[str, str] = {}
@@ -68,28 +70,28 @@ def find_equal(request: CellRequest, runners: Mapping[str, ConfigRunner]) -> Equ
     return EqualConfigs(leader_of, inert)
 
 
-def follow(opened: OpenCell, leader: OpenCell, chunks: Sequence[Chunk]) -> dict[str, Any]:
+def follow(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> dict[str, Any]:
     """Takes over the leader's answers and checks some of them under the config's own rules."""
-    checked = spot_check(opened, leader, chunks)
-    timings = {each["chunk"]: each for each in leader.cell.own_timings}
+    checked = spot_check(cell, leader, chunks)
+    timings = {each["chunk"]: each for each in leader.stored.own_timings}
     for chunk in chunks:
-        if chunk.number not in opened.cell.records:
-            opened.cell.append_chunk(chunk.number, leader.cell.records[chunk.number], timings[chunk.number])
-    known = {(each["chunk"], each["session"]) for each in opened.cell.timings}
-    for (chunk_number, _), timing in leader.cell.repeats.items():
+        if chunk.number not in cell.stored.records:
+            cell.stored.append_chunk(chunk.number, leader.stored.records[chunk.number], timings[chunk.number])
+    known = {(each["chunk"], each["session"]) for each in cell.stored.timings}
+    for (chunk_number, _), timing in leader.stored.repeats.items():
         if (chunk_number, timing["session"]) not in known:
-            opened.cell.append_timing(timing)
+            cell.stored.append_timing(timing)
     return checked
 
 
-def spot_check(opened: OpenCell, leader: OpenCell, chunks: Sequence[Chunk]) -> dict[str, Any]:
+def spot_check(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> dict[str, Any]:
     """Computes some requests under the config's own rules: whether they differ, and the row-layers they took."""
     requests: list[Instance] = []
     for chunk in chunks:
         if len(requests) >= SPOT_CHECKED:
             break
         requests += chunk.requests
-    stored = {record.key: record for record in leader.cell.all_records}
-    records, timing = opened.runner.run_chunk(requests, chunk=-1, samples=len(requests))
+    stored = {record.key: record for record in leader.stored.all_records}
+    records, timing = cell.runner.run_chunk(requests, chunk=-1, samples=len(requests))
     different = [str(each.key) for each in records if each.loglikelihood != stored[each.key].loglikelihood]
     return {"requests": len(records), "different": different, "row_layers": timing["row_layers"]}

@@ -46,10 +46,10 @@ def record_job(logs: Path, job: str, shards: Sequence[Shard]) -> None:
         "job": job,
         "shards": len(shards),
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "label": first.part.label,
+        "label": first.share.label,
         "results": str(first.results),
-        "tasks": list(first.options.tasks),
-        "limit": first.options.limit,
+        "tasks": list(first.request.tasks),
+        "limit": first.request.limit,
     }
     with (logs / JOBS).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(entry) + "\n")

@@ -1,57 +1,25 @@
-"""One process, one model: what all configs of a run share, and the chunks of samples they are measured on."""
+"""One process, one model: what all configs of a run share."""
 
-import hashlib
-import json
-import resource
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from lm_eval.api.instance import Instance
 
-from stepsaver.bench.results.identity import folder_hash
-from stepsaver.bench.machine.measure_rows import measure_row_costs
-from stepsaver.bench.other_work import OtherWork
 from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
-from stepsaver.bench.running.step_counts import count_steps
-from stepsaver.engine.cost import cost_by_kind, trace_cost
+from stepsaver.bench.machine.measure_rows import measure_row_costs
+from stepsaver.bench.results.identity import folder_hash
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Weights
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import parse_policy
-from stepsaver.engine.row_costs import RowCosts, predicted_total
-from stepsaver.engine.trace import Trace
-from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
-from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
+from stepsaver.engine.row_costs import RowCosts
 from stepsaver.evaluation.open_model import open_model
-from stepsaver.evaluation.records import InferencePath, RequestRecord
-from stepsaver.evaluation.task_loading import LoadedTask
-from stepsaver.evaluation.throughput import Meter
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 CACHES = ("prefix_cache", "block_cache")  # of the decoding, which a config may turn off
-
-
-@dataclass(frozen=True)
-class SampleKey:
-    """A document of a task, or of one of the tasks of a group."""
-
-    task: str
-    document: int
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A fixed set of samples. It depends on the task and the chunk size alone, never on who runs it."""
-
-    number: int
-    samples: tuple[SampleKey, ...]
-    requests: tuple[Instance, ...]
 
 
 @dataclass(eq=False)
@@ -128,99 +96,3 @@ def open_session(
         is_alone,
         model_name,
     )
-
-
-def make_chunks(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions, size: int) -> list[Chunk]:
-    """The samples of a task in the harness's order, `size` at a time."""
-    by_sample: dict[SampleKey, list[Instance]] = {}
-    for name, requests in build_requests(lm, task, options).items():
-        for request in requests:
-            by_sample.setdefault(SampleKey(name, request.doc_id), []).append(request)
-    keys = list(by_sample)
-    chunks = []
-    for number, start in enumerate(range(0, len(keys), size)):
-        members = tuple(keys[start : start + size])
-        chunks.append(Chunk(number, members, tuple(request for key in members for request in by_sample[key])))
-    return chunks
-
-
-def data_hash(chunks: Sequence[Chunk]) -> str:
-    """Of everything that a task asks, and of the documents that its answers are compared with."""
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        for request in chunk.requests:
-            content = [request.task_name, request.doc_id, request.arguments, request.doc]
-            digest.update(json.dumps(content, sort_keys=True, default=lambda each: type(each).__name__).encode())
-    return digest.hexdigest()[:16]
-
-
-class ConfigRunner:
-    """One config in a session: runs a chunk and says what it took."""
-
-    def __init__(self, session: Session, experiment: Experiment, config: ConfigSpec, path: InferencePath) -> None:
-        spec = experiment.spec
-        self.session, self.config, self.path = session, config, path
-        self.engine = session.engine(experiment, config)
-        self.found: list[RequestRecord] = []
-        settings = AdapterSettings(
-            default_new_tokens=spec.decoding.max_new_tokens,
-            token_limit=spec.max_new_tokens,
-            estimator=spec.estimator,
-            show_progress=False,
-        )
-        self.lm = StepsaverLM(self.engine, session.tokenizer, settings=settings, on_record=self.found.append)
-
-    def run_chunk(self, requests: Sequence[Instance], *, chunk: int, samples: int) -> tuple[list[RequestRecord], dict]:
-        """The answers to a chunk's requests, and their timing. Warm-up is not counted."""
-        self.found.clear()
-        self.engine.forward_rows = self.session.forward_rows
-        warm = self.lm.meters[self.path].warm_up_seconds
-        meter = Meter(self.path, Trace(), warm_up_seconds=warm)
-        self.lm.meters[self.path] = meter
-        others = OtherWork()
-        if self.path == "generation":
-            self.lm.generate_until(list(requests), disable_tqdm=True)
-        else:
-            self.lm.loglikelihood(list(requests), disable_tqdm=True)
-        assert len(self.found) == len(requests), "every request has an answer"
-        records = sorted(self.found, key=lambda record: record.key)
-        return records, self._timing(meter, chunk, samples) | {"other_cores": others.cores()}
-
-    def _timing(self, meter: Meter, chunk: int, samples: int) -> dict[str, Any]:
-        trace, config = meter.trace, self.engine.model.config
-        cost = trace_cost(config, trace, self.engine.model.dtype.itemsize, self.engine.model.bytes_per_weight)
-        row_costs = self.session.row_costs
-        return {
-            "chunk": chunk,
-            "session": self.session.identity,
-            "comparable": self.session.is_alone,
-            "when": time.time(),
-            "samples": samples,
-            "requests": meter.requests,
-            "tokens": meter.tokens,
-            "seconds": trace.decode_seconds,
-            "predicted_seconds": predicted_total(row_costs, trace.records) if row_costs else None,
-            "prefill_seconds": trace.prefill_seconds,
-            "warm_up_seconds": meter.warm_up_seconds,
-            "forwards": cost.forwards,
-            "denoising_steps": cost.steps,
-            "flops": cost.flops,
-            "row_layers": cost.mlp_row_layers,
-            "row_layers_reused": cost.mlp_row_layers_reused,
-            "by_kind": cost_by_kind(config, trace),
-            "steps": count_steps(trace),
-            "peak_memory_bytes": peak_memory(self.engine.model.device),
-            "loading_seconds": self.session.loading_seconds,
-            "gpu": gpu_name(self.engine.model.device),
-        }
-
-
-def peak_memory(device: torch.device) -> int:
-    """The most memory that this process has used so far: of the device, or of the machine."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def gpu_name(device: torch.device) -> str | None:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else None

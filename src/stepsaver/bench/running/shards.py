@@ -10,16 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepsaver.bench.results.store import IDENTITY, SAMPLES, TRACE, Cell, open_cell, read_cell, read_identity
-from stepsaver.bench.running.session import Chunk
-from stepsaver.bench.running.worker import OpenCell, first_difference
+from stepsaver.bench.results.store import (
+    IDENTITY,
+    SAMPLES,
+    TRACE,
+    CellFiles,
+    open_cell_files,
+    read_cell_files,
+    read_identity,
+)
+from stepsaver.bench.running.cell_run import CellRun, first_difference
+from stepsaver.bench.running.chunks import Chunk
 from stepsaver.engine.errors import UsageError
 
 FOLDER = "shards"
 
 
 @dataclass(frozen=True)
-class Part:
+class Share:
     """The share of one process: every `count`-th chunk, from the `index`-th on."""
 
     label: str  # of the run that it is part of
@@ -35,14 +43,14 @@ class Part:
         return [chunk for chunk in chunks if chunk.number % self.count == self.index]
 
 
-def write_apart(cells: dict[str, OpenCell], part: Part) -> None:
+def write_apart(cells: dict[str, CellRun], share: Share) -> None:
     """Lets the cells be filled in folders of this shard."""
-    for opened in cells.values():
-        folder = opened.cell.folder / FOLDER / f"{part.label}-{part.index}"
-        opened.written = open_cell(folder, opened.identity, opened.cell.run_id)
+    for cell in cells.values():
+        folder = cell.stored.folder / FOLDER / f"{share.label}-{share.index}"
+        cell.written = open_cell_files(folder, cell.identity, cell.stored.run_id)
 
 
-def merge(shard: Cell, whole: Cell) -> None:
+def merge(shard: CellFiles, whole: CellFiles) -> None:
     """Moves a shard's chunks and timings over, one synced write per chunk; what is there already is compared."""
     own_timings = {each["chunk"]: each for each in shard.own_timings}
     for chunk, records in sorted(shard.records.items()):
@@ -73,17 +81,19 @@ def merge_what_was_left(results: Path) -> list[str]:
         whole, shard = read_identity(target), read_identity(folder)
         if whole is None or shard is None or whole["run_id"] != shard["run_id"]:
             continue  # nothing of the run that is stored here
-        cells = [read_cell(each, whole["run_id"], repair=True) for each in (folder, target)]
+        cells = [read_cell_files(each, whole["run_id"], repair=True) for each in (folder, target)]
         merge(*cells)
-        notes += [note for cell in cells for note in cell.notes]
+        notes += [note for files in cells for note in files.notes]
     return notes
 
 
-def stored_with_shards(folder: Path) -> list[Cell]:
+def stored_with_shards(folder: Path) -> list[CellFiles]:
     """What is stored of a config: merged, and in shards that are not merged yet. Nothing is changed."""
     stored = read_identity(folder)
     if stored is None:
         return []
     run_id = stored["run_id"]
-    parts = [path for path in sorted(folder.glob(f"{FOLDER}/*")) if (read_identity(path) or {}).get("run_id") == run_id]
-    return [read_cell(each, run_id) for each in (folder, *parts)]
+    shards = [
+        path for path in sorted(folder.glob(f"{FOLDER}/*")) if (read_identity(path) or {}).get("run_id") == run_id
+    ]
+    return [read_cell_files(each, run_id) for each in (folder, *shards)]

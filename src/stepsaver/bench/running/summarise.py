@@ -2,20 +2,27 @@
 
 import time
 from collections import defaultdict
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from stepsaver.bench.experiment.spec import Criterion
 from stepsaver.bench.judging.rates import median_rate
 from stepsaver.bench.judging.statistics import bootstrap_p, median_interval, paired_drop, share_interval
-from stepsaver.bench.results.store import Cell
+from stepsaver.bench.results.store import CellFiles
 from stepsaver.bench.results.stored_files import Timing
+from stepsaver.bench.running.cell_run import CellRun, check_coverage
+from stepsaver.bench.running.chunks import Chunk
+from stepsaver.bench.running.config_runner import ConfigRunner
+from stepsaver.bench.running.equal import EqualConfigs, follow
+from stepsaver.bench.running.repeat import disturbed_chunks
 from stepsaver.bench.running.step_counts import counted_ceiling
-from stepsaver.bench.running.worker import CellRequest, OpenCell
+from stepsaver.bench.running.task_run import TaskRun
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
 from stepsaver.evaluation.model_source import hub_revision
 
+INVARIANCE_SAMPLES = 4
 # What a run was effectively done with, besides its model.
 EFFECTIVE = (
     "limit",
@@ -36,13 +43,54 @@ EFFECTIVE = (
 )
 
 
-def score_cell(request: CellRequest, opened: OpenCell) -> TaskResult:
+def summarise(task_run: TaskRun, cells: dict[str, CellRun], equal: EqualConfigs) -> None:
+    chunks = task_run.chunks
+    checked = {name: follow(cells[name], cells[leader], chunks) for name, leader in equal.leader_of.items()}
+    for cell in cells.values():
+        check_coverage(chunks, cell.stored)
+    disturbed = disturbed_chunks({name: each for name, each in cells.items() if name not in equal.leader_of})
+    scored = {name: score_cell(task_run, cell) for name, cell in cells.items()}
+    for name, cell in cells.items():
+        # an equal config's timings stand for the baseline's: it was timed beside the others in every session
+        baseline = equal.computed_as(task_run.experiment.baseline_of(name))
+        summary = build_summary(task_run, cell, cells[baseline], scored[name], scored[baseline])
+        summary["disturbed_chunks"] = sorted({each.chunk for each in disturbed if each.config == name})
+        summary["inert_rules"] = [each._asdict() for each in equal.inert.get(name, ())]
+        summary["equal_to"] = equal.leader_of.get(name)
+        summary["spot_check"] = checked.get(name)
+        summary["batch_invariance"] = batch_invariance(task_run, cell, chunks[0])
+        cell.stored.write_summary(summary)
+
+
+def batch_invariance(task_run: TaskRun, cell: CellRun, chunk: Chunk) -> dict[str, int]:
+    """Decodes a few stored samples again, each alone, and counts those that come out differently."""
+    session = replace(task_run.session, batch_size=1)
+    alone = ConfigRunner(session, task_run.experiment, cell.runner.config, task_run.task.path)
+    stored = {record.key: record for record in cell.stored.records[chunk.number]}
+    few = [
+        each for each in chunk.requests if each.doc_id in {key.document for key in chunk.samples[:INVARIANCE_SAMPLES]}
+    ]
+    different = 0
+    for place in range(len(few)):
+        records, _ = alone.run_chunk(few[place : place + 1], chunk=chunk.number, samples=1)
+        different += any(
+            each.ids != stored[each.key].ids or not _close(each.loglikelihood, stored[each.key].loglikelihood)
+            for each in records
+        )
+    return {"samples": len(few), "different": different}
+
+
+def _close(one: float | None, other: float | None) -> bool:
+    return one is other or (one is not None and other is not None and abs(one - other) < 1e-4)
+
+
+def score_cell(task_run: TaskRun, cell: CellRun) -> TaskResult:
     """The task's metrics from the stored answers; nothing is run."""
-    runner = opened.runner
+    runner = cell.runner
     lm = StepsaverLM(
-        runner.engine, request.session.tokenizer, settings=runner.lm.settings, known=opened.cell.all_records
+        runner.engine, task_run.session.tokenizer, settings=runner.lm.settings, known=cell.stored.all_records
     )
-    return evaluate_task(lm, request.task, EvaluationOptions(limit=request.limit))
+    return evaluate_task(lm, task_run.task, EvaluationOptions(limit=task_run.limit))
 
 
 def chunk_pairs(timings: list[Timing], baseline: list[Timing]) -> list[tuple[Timing, Timing]]:
@@ -73,22 +121,22 @@ def confirmation_p(ratios: dict[str, list[float]], drops: list[float], wanted: C
 
 
 def build_summary(
-    request: CellRequest, opened: OpenCell, baseline: OpenCell, result: TaskResult, baseline_result: TaskResult
+    task_run: TaskRun, cell: CellRun, baseline: CellRun, result: TaskResult, baseline_result: TaskResult
 ) -> dict[str, Any]:
-    timings, base_timings = opened.cell.own_timings, baseline.cell.own_timings
+    timings, base_timings = cell.stored.own_timings, baseline.stored.own_timings
     total = _totals(timings)
     values = {(each.task, each.document): each.value for each in result.documents}
     base_values = {(each.task, each.document): each.value for each in baseline_result.documents}
     assert values.keys() == base_values.keys(), "config and baseline were scored on the same samples"
     keys = sorted(values)
-    name, experiment = opened.runner.config.name, request.experiment
+    name, experiment = cell.runner.config.name, task_run.experiment
     drop = paired_drop([base_values[key] for key in keys], [values[key] for key in keys])
-    pairs = chunk_pairs(opened.cell.counting_timings, baseline.cell.counting_timings)
+    pairs = chunk_pairs(cell.stored.counting_timings, baseline.stored.counting_timings)
     rate = median_rate([ours for ours, _ in pairs])
     accuracy = share_interval(sum(values.values()), len(values))
     ups = speed_ups(pairs)
     return {
-        "task": request.task.name,
+        "task": task_run.task.name,
         "config": name,
         "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "accuracy": result.accuracy,
@@ -108,7 +156,7 @@ def build_summary(
         "speed_up": {name: list(median_interval(ratios)) for name, ratios in ups.items()},
         "speed_up_chunks": len(pairs),
         "rate": list(rate) if rate else None,  # tokens/s of the chunks that the speed-up is made of
-        "timed_again": _timed_again(opened.cell),
+        "timed_again": _timed_again(cell.stored),
         "chunks": len(timings),
         "chunks_not_comparable": sum(not each["comparable"] for each in timings),
         "sessions": len({each["session"] for each in timings}),
@@ -118,7 +166,7 @@ def build_summary(
         "predicted_speed_up": _predicted(timings, base_timings),
         "predicted_here": _predicted_here(pairs),
         "ceiling": counted_ceiling(
-            opened.runner.engine, opened.runner.config.parsed_rules(), (each["steps"] for each in base_timings)
+            cell.runner.engine, cell.runner.config.parsed_rules(), (each["steps"] for each in base_timings)
         ),
         "throughput": {
             "tokens": total["tokens"],
@@ -135,27 +183,27 @@ def build_summary(
         | {"by_kind": _kinds(timings)},
         "peak_memory_bytes": max((each["peak_memory_bytes"] for each in timings), default=0),
         "gpu_info": ", ".join(sorted({each["gpu"] for each in timings if each["gpu"]})) or None,
-        "git": opened.cell.provenance.get("git"),
-        "environment": opened.cell.provenance.get("environment"),
-        "machine": opened.cell.provenance.get("machine"),
+        "git": cell.stored.provenance.get("git"),
+        "environment": cell.stored.provenance.get("environment"),
+        "machine": cell.stored.provenance.get("machine"),
         "other_cores": _other_cores(timings),
         "model_args": {
-            "model": request.session.name,
-            "revision": hub_revision(request.session.folder),
-            "dtype": opened.identity["dtype"],
+            "model": task_run.session.name,
+            "revision": hub_revision(task_run.session.folder),
+            "dtype": cell.identity["dtype"],
         },
-        "eval_params": {name: opened.identity[name] for name in EFFECTIVE},
-        "run_id": opened.cell.run_id,
-        "identity": opened.identity,
+        "eval_params": {name: cell.identity[name] for name in EFFECTIVE},
+        "run_id": cell.stored.run_id,
+        "identity": cell.identity,
     }
 
 
-def _timed_again(cell: Cell) -> list[dict[str, Any]]:
+def _timed_again(files: CellFiles) -> list[dict[str, Any]]:
     """The seconds that count, and those of the disturbed timing before, which stays on record."""
-    before = {(each["chunk"], each["session"]): each["seconds"] for each in cell.timings}
+    before = {(each["chunk"], each["session"]): each["seconds"] for each in files.timings}
     return [
         {"chunk": chunk, "seconds": each["seconds"], "seconds_before": before[chunk, session]}
-        for (chunk, session), each in cell.repeats.items()
+        for (chunk, session), each in files.repeats.items()
         if (chunk, session) in before
     ]
 

@@ -15,19 +15,19 @@ import time
 from typing import Any
 
 from stepsaver.evaluation.sandboxed.judge import READY
-from stepsaver.evaluation.sandboxed.walls import Cell, start_walled
+from stepsaver.evaluation.sandboxed.walls import WalledProcess, start_walled
 
 STARTING_SECONDS = 60.0  # two interpreters, on a machine that does other things
 REPORT_BYTES = 1024
 
 
-def start_cells(settings: dict[str, Any], started: list[int]) -> int:
+def start_both(settings: dict[str, Any], started: list[int]) -> int:
     """Starts both, and returns where the judge's report is read. The program has the socket to its judge, only."""
     to_program, to_judge = (end.detach() for end in socket.socketpair())
     report, judge_output = os.pipe()
     nowhere = os.open(os.devnull, os.O_RDWR)
-    started.append(start_walled(Cell("program", nowhere, nowhere, to_judge), settings))
-    started.append(start_walled(Cell("judge", 0, judge_output, to_program), settings))
+    started.append(start_walled(WalledProcess("program", nowhere, nowhere, to_judge), settings))
+    started.append(start_walled(WalledProcess("judge", 0, judge_output, to_program), settings))
     for descriptor in (0, judge_output, to_program, to_judge):
         os.close(descriptor)
     return report
@@ -50,7 +50,7 @@ def read_report(report: int, *, until: bytes, seconds: float) -> bytes | None:
 
 def supervise(settings: dict[str, Any], started: list[int]) -> dict[str, Any]:
     try:
-        report = start_cells(settings, started)
+        report = start_both(settings, started)
     except OSError as error:
         return {"cannot_isolate": error.strerror or str(error)}
     # No line of the program has run until the judge is ready. What fails before is the machine's fault, after it never.

@@ -28,7 +28,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
-class Cell:
+class WalledProcess:
     """One walled process: the module it runs, its standard streams, and the one other descriptor that it keeps."""
 
     module: str
@@ -37,13 +37,13 @@ class Cell:
     channel: int
 
 
-def start_walled(cell: Cell, settings: dict[str, Any]) -> int:
-    """Starts the cell's module and returns its process. Raises OSError where the machine does not allow a wall."""
+def start_walled(walled: WalledProcess, settings: dict[str, Any]) -> int:
+    """Starts its module and returns its process. Raises OSError where the machine does not allow a wall."""
     status_read, status_write = os.pipe()
     process = _clone()
     if process == 0:
         try:
-            _become(cell, settings)
+            _become(walled, settings)
         except BaseException as error:
             os.write(status_write, (str(error) or type(error).__name__).encode("utf-8", "replace")[:500])
         os._exit(1)
@@ -67,7 +67,7 @@ def _call(name: str, *arguments: Any) -> int:
 def _clone() -> int:
     """A fork into own processes, network, mounts, host name and queues. An ordinary user needs a user namespace too.
 
-    By number, because two cells come of one process, and `unshare` makes only one namespace of processes.
+    By number, because two walled processes come of one, and `unshare` makes only one namespace of processes.
     """
     machine = os.uname().machine
     if machine not in CLONE_NUMBER:
@@ -81,14 +81,18 @@ def _clone() -> int:
         raise OSError(error.errno, f"clone into namespaces: {os.strerror(error.errno or 0)}") from None
 
 
-def _become(cell: Cell, settings: dict[str, Any]) -> None:
+def _become(walled: WalledProcess, settings: dict[str, Any]) -> None:
     """The first process of its namespace. When it ends, whatever it started ends with it."""
     os.setsid()  # signals to a process group do not stop at a namespace
     user, group = settings["user"], settings["group"]
     if user != 0:
         _map_to_nobody(user, group)
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for source, target in ((cell.standard_input, 0), (cell.standard_output, 1), (os.open(os.devnull, os.O_RDWR), 2)):
+    for source, target in (
+        (walled.standard_input, 0),
+        (walled.standard_output, 1),
+        (os.open(os.devnull, os.O_RDWR), 2),
+    ):
         os.dup2(source, target)
     _build_root(settings)
     if user == 0:
@@ -99,9 +103,9 @@ def _become(cell: Cell, settings: dict[str, Any]) -> None:
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user clears it
     _limit(settings["limits"])
-    os.set_inheritable(cell.channel, True)  # every other descriptor closes with the last step
+    os.set_inheritable(walled.channel, True)  # every other descriptor closes with the last step
     forbid_calls(libc)
-    words = command(settings["interpreter"], cell.module, folder=INSIDE, argument=str(cell.channel))
+    words = command(settings["interpreter"], walled.module, folder=INSIDE, argument=str(walled.channel))
     os.execve(words[0], words, {"LANG": "C.UTF-8"})
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stepsaver.bench.measurement import Measurement, read_measurement
+from stepsaver.bench.machine.measurement import Measurement, read_measurement
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.report.tables import markdown_table
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding
+from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
 from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.running.session import CACHES
 from stepsaver.engine import registry
@@ -13,7 +13,7 @@ from stepsaver.engine.policies.policy import parse_policy
 ORDER = 8
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
         effective = cell.identity.get("decoding", {})
         declared = declared_decoding(task.experiment, cell)
@@ -35,7 +35,7 @@ def _is_policy(stored: str | None, declared: str) -> bool:
         return False
 
 
-def declared_decoding(experiment: Experiment, cell: AuditedCell) -> dict[str, Any]:
+def declared_decoding(experiment: Experiment, cell: CellEvidence) -> dict[str, Any]:
     """The experiment's file or its defaults, then the command line, then the config; what is left to the model is not
     declared.
     """

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from stepsaver.bench.audit.audited import AuditedTask, Finding
+from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 
 ORDER = 3
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
         leader, checked = (cell.summary or {}).get("equal_to"), (cell.summary or {}).get("spot_check")
         if leader and checked and checked["different"]:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from itertools import combinations
 
-from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding
+from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
 
 ORDER = 4
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     for one, other in combinations(task.computed, 2):
         same = one.answers() == other.answers()
         if not same and task.cannot_differ(one, other):
@@ -25,5 +25,5 @@ def findings(task: AuditedTask) -> Iterator[Finding]:
             )
 
 
-def _work(cell: AuditedCell) -> tuple[float, float]:
+def _work(cell: CellEvidence) -> tuple[float, float]:
     return sum(each["row_layers"] for each in cell.timings), sum(each["flops"] for each in cell.timings)

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from stepsaver.bench.audit.audited import AuditedTask, Finding
+from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 from stepsaver.bench.results.store import IDENTITY
 
 ORDER = 0
 NAMED = 3  # faults of a config that are told one by one
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
         if cell.faults:
             more = f"; and {len(cell.faults) - NAMED} more" if len(cell.faults) > NAMED else ""

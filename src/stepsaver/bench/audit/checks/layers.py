@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from stepsaver.bench.audit.audited import AuditedTask, Finding
+from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 from stepsaver.bench.experiment.spec import read_experiment
 from stepsaver.engine.errors import UsageError
 
 ORDER = 6
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     layers = next((cell.identity.get("layers") for cell in task.cells), None)
     try:
         read_experiment(task.experiment.folder, layers=layers)

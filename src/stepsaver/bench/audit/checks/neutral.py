@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from stepsaver.bench.audit.audited import AuditedTask, Finding
+from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 
 ORDER = 2
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell, baseline in task.others():
         if not cell.acting and task.cannot_differ(cell, baseline) and cell.answers() != baseline.answers():
             yield Finding("invalid", "neutral", f"{cell.name} reuses nothing and yet differs from {baseline.name}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from stepsaver.bench.audit.audited import AuditedTask, Finding
+from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 
 ORDER = 13
 # of a summary, what it is made of, and how far the speed-up may be from it
@@ -12,7 +12,7 @@ PREDICTIONS = (
 )
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
         summary = cell.summary
         if summary is None or summary["is_baseline"]:

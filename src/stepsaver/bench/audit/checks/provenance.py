@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from stepsaver.bench.audit.audited import AuditedTask, Finding
+from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 
 ORDER = 7
 COMPARED = (
@@ -10,7 +10,7 @@ COMPARED = (
 )  # fmt: skip
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     for name in COMPARED:
         values = {str(cell.identity.get(name)) for cell in task.cells}
         if len(values) > 1:

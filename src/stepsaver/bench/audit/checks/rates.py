@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from itertools import combinations
 from statistics import median
 
-from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding
-from stepsaver.bench.other_work import IDLE_CORES
+from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
 from stepsaver.bench.judging.rates import chunk_rates, shown_rate, slow_chunks
 from stepsaver.bench.judging.statistics import Interval
+from stepsaver.bench.machine.other_work import IDLE_CORES
 
 ORDER = 11
 TWINS_DIFFER = 0.25
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     yield from _slow(task)
     yield from _unlike_twins(task)
     for cell in task.computed:
@@ -23,7 +23,7 @@ def findings(task: AuditedTask) -> Iterator[Finding]:
         yield from _speed_up(cell, baseline)
 
 
-def _slow(task: AuditedTask) -> Iterator[Finding]:
+def _slow(task: TaskEvidence) -> Iterator[Finding]:
     """Those that were disturbed by number, for they can be timed again; a cold start shows as a slow chunk, too."""
     found = slow_chunks({cell.name: cell.counting for cell in task.computed})
     for cell in task.computed:
@@ -44,7 +44,7 @@ def _slow(task: AuditedTask) -> Iterator[Finding]:
             )
 
 
-def _unlike_twins(task: AuditedTask) -> Iterator[Finding]:
+def _unlike_twins(task: TaskEvidence) -> Iterator[Finding]:
     """Twins that do the same work have to be about as fast."""
     rates = {cell.name: chunk_rates(cell.timings) for cell in task.computed}
     for one, other in combinations(task.computed, 2):
@@ -59,7 +59,7 @@ def _unlike_twins(task: AuditedTask) -> Iterator[Finding]:
                 )
 
 
-def _pooled_time(cell: AuditedCell) -> Iterator[Finding]:
+def _pooled_time(cell: CellEvidence) -> Iterator[Finding]:
     """Time over the whole run gives about the median over chunks, unless a few chunks took most of it.
 
     About: nearer than the interval is wide. Of four chunks, one of which is shorter, the two never agree much better.
@@ -78,7 +78,7 @@ def _pooled_time(cell: AuditedCell) -> Iterator[Finding]:
         )
 
 
-def _not_idle(cell: AuditedCell) -> Iterator[Finding]:
+def _not_idle(cell: CellEvidence) -> Iterator[Finding]:
     """Chunks are compared in pairs, which helps; the rates themselves are those of a busy machine."""
     cores = (cell.summary or {}).get("other_cores") or {}
     if cores.get("median", 0.0) >= IDLE_CORES:
@@ -90,7 +90,7 @@ def _not_idle(cell: AuditedCell) -> Iterator[Finding]:
         )
 
 
-def _speed_up(cell: AuditedCell, baseline: AuditedCell) -> Iterator[Finding]:
+def _speed_up(cell: CellEvidence, baseline: CellEvidence) -> Iterator[Finding]:
     """The rates that are shown give about the speed-up that is shown beside them."""
     ours, theirs = (shown_rate(each.summary or {}) for each in (cell, baseline))
     if ours is None or theirs is None or cell.summary is None or theirs.low <= 0:

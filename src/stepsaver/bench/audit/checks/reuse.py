@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from stepsaver.bench.audit.audited import AuditedCell, AuditedTask, Finding
+from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
 
 ORDER = 5
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell, baseline in task.others():
         ours, theirs = _work_per_step(cell), _work_per_step(baseline)
         could = not cell.may_leave_out_the_same(baseline) and cell.has_the_caches_of(baseline)
@@ -19,7 +19,7 @@ def findings(task: AuditedTask) -> Iterator[Finding]:
             )
 
 
-def _work_per_step(cell: AuditedCell) -> float | None:
+def _work_per_step(cell: CellEvidence) -> float | None:
     steps = sum(each["denoising_steps"] for each in cell.timings)
     kinds = [figures for each in cell.timings for kind, figures in each["by_kind"].items() if kind in ("full", "sub")]
     return sum(figures["row_layers"] for figures in kinds) / steps if steps else None

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from stepsaver.bench.audit.audited import AuditedTask, Finding
+from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 
 ORDER = 1
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
         stored = len({(each.key.task, each.key.document) for each in cell.records})
         wanted = (cell.summary or {}).get("samples", stored)

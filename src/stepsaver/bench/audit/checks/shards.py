@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from stepsaver.bench.audit.audited import AuditedTask, Finding
+from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 
 ORDER = 12
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     shared = [cell.name for cell in task.cells if any(not each["comparable"] for each in cell.timings)]
     if shared:
         yield Finding(

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from stepsaver.bench.audit.audited import AuditedTask, Finding
+from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 
 ORDER = 10
 RUNAWAY = 1.5  # times the baseline's tokens per sample
 CUT_SHARE = 0.1  # more samples at the limit than in the baseline
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell, baseline in task.others():
         if not cell.records or not baseline.records or cell.records[0].path != "generation":
             continue

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from stepsaver.bench.audit.audited import AuditedTask, Finding
+from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 
 ORDER = 9
 
 
-def findings(task: AuditedTask) -> Iterator[Finding]:
+def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
         stops = set(cell.identity.get("decoding", {}).get("stop_ids", ()))
         behind = [str(each.key) for each in cell.records if each.path == "generation" and stops & set(each.ids[:-1])]

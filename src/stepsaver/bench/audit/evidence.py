@@ -8,7 +8,15 @@ from typing import Any, Literal
 from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
 from stepsaver.bench.results.chain import document_holds, is_unsealed
 from stepsaver.bench.results.identity import run_id
-from stepsaver.bench.results.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell, read_identity, read_summary
+from stepsaver.bench.results.store import (
+    IDENTITY,
+    SAMPLES,
+    SUMMARY,
+    TRACE,
+    read_cell_files,
+    read_identity,
+    read_summary,
+)
 from stepsaver.bench.results.stored_files import Timing
 from stepsaver.bench.results.stored_types import is_run
 from stepsaver.bench.running.session import CACHES
@@ -33,7 +41,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class AuditedCell:
+class CellEvidence:
     """A config's stored results, as far as they hold."""
 
     config: ConfigSpec
@@ -68,14 +76,14 @@ class AuditedCell:
         """What the answers depend on, the policy aside: two cells that agree in it give the same ones."""
         return tuple(rule.same_answers_as() for rule in self.acting)
 
-    def has_the_caches_of(self, other: "AuditedCell") -> bool:
+    def has_the_caches_of(self, other: "CellEvidence") -> bool:
         return all(getattr(self.config, name) == getattr(other.config, name) for name in CACHES)
 
-    def is_decoded_as(self, other: "AuditedCell") -> bool:
+    def is_decoded_as(self, other: "CellEvidence") -> bool:
         """With the same caches, and the same forwards joined: that gives the same answers at another rate."""
         return self.identity["decoding"] == other.identity["decoding"]
 
-    def may_leave_out_the_same(self, other: "AuditedCell") -> bool:
+    def may_leave_out_the_same(self, other: "CellEvidence") -> bool:
         """By their ceilings: rules that find nothing to act on here, or the same things, are no fault."""
         ours, theirs = ((cell.summary or {}).get("ceiling") for cell in (self, other))
         return ours is not None and theirs is not None and abs(ours - theirs) < 1e-9
@@ -85,10 +93,10 @@ _LONG_REQUEST = [ScoredLengths(context=1, continuation=16)]  # as many steps in 
 
 
 @dataclass(frozen=True)
-class AuditedTask:
+class TaskEvidence:
     experiment: Experiment
     task: str
-    cells: tuple[AuditedCell, ...]
+    cells: tuple[CellEvidence, ...]
     unidentified: tuple[str, ...] = ()  # configs with results, and nothing that says which run they are of
 
     @property
@@ -96,11 +104,11 @@ class AuditedTask:
         return bool(self.cells or self.unidentified)
 
     @property
-    def computed(self) -> tuple[AuditedCell, ...]:
+    def computed(self) -> tuple[CellEvidence, ...]:
         """The cells that were run: not those that took over the answers of an equal one."""
         return tuple(cell for cell in self.cells if not (cell.summary or {}).get("equal_to"))
 
-    def others(self) -> Iterator[tuple[AuditedCell, AuditedCell]]:
+    def others(self) -> Iterator[tuple[CellEvidence, CellEvidence]]:
         """Every computed cell with its baseline, where that is another one."""
         by_name = {cell.name: cell for cell in self.cells}
         for cell in self.computed:
@@ -108,19 +116,19 @@ class AuditedTask:
             if baseline is not None and baseline is not cell:
                 yield cell, baseline
 
-    def baselines(self) -> list[AuditedCell]:
+    def baselines(self) -> list[CellEvidence]:
         return [cell for cell in self.cells if cell.name in self.experiment.baselines]
 
-    def cannot_differ(self, one: AuditedCell, other: AuditedCell) -> bool:
+    def cannot_differ(self, one: CellEvidence, other: CellEvidence) -> bool:
         is_alike = one.deciding == other.deciding and one.has_the_caches_of(other)
         return is_alike and self.policy(one) == self.policy(other)
 
-    def policy(self, cell: AuditedCell) -> str:
+    def policy(self, cell: CellEvidence) -> str:
         declared = cell.config.policy or cell.given.get("policy") or self.experiment.spec.decoding.policy
         return registry.describe(parse_policy(declared))
 
 
-def read_task(experiment: Experiment, results: Path, cell_folder: str) -> AuditedTask:
+def read_evidence(experiment: Experiment, results: Path, cell_folder: str) -> TaskEvidence:
     """The stored cells of a task; configs without results are not there."""
     cells, unidentified = [], []
     for config in experiment.configs:
@@ -130,16 +138,16 @@ def read_task(experiment: Experiment, results: Path, cell_folder: str) -> Audite
             cells.append(_read_cell(config, folder, stored))
         elif any((folder / name).exists() for name in (SAMPLES, TRACE, SUMMARY)):
             unidentified.append(config.name)
-    return AuditedTask(experiment, cell_folder, tuple(cells), tuple(unidentified))
+    return TaskEvidence(experiment, cell_folder, tuple(cells), tuple(unidentified))
 
 
-def _read_cell(config: ConfigSpec, folder: Path, stored: dict[str, Any]) -> AuditedCell:
-    cell = read_cell(folder, stored["run_id"], with_former=True)
+def _read_cell(config: ConfigSpec, folder: Path, stored: dict[str, Any]) -> CellEvidence:
+    cell = read_cell_files(folder, stored["run_id"], with_former=True)
     summary = read_summary(folder / SUMMARY)
     if summary is not None and summary.get("run_id") != stored["run_id"]:
         summary = None  # of another run: never read
     provenance = stored.get("provenance") or {}
-    return AuditedCell(
+    return CellEvidence(
         config,
         identity=stored["identity"],
         git=provenance.get("git") or {},

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from stepsaver.bench.results.durable import write_beside
 from stepsaver.bench.machine.facts import device_name
+from stepsaver.bench.results.durable import write_beside
 
 
 @dataclass(frozen=True)

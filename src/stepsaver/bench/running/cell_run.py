@@ -1,0 +1,126 @@
+"""Runs what is missing of one task: all configs in turn, chunk by chunk, in an order that rotates.
+
+Every config so sees the same samples on the same machine in the same minutes. A config that runs without its baseline
+has the baseline timed again on the same chunks.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepsaver.bench.experiment.spec import ConfigSpec
+from stepsaver.bench.machine.facts import machine_facts
+from stepsaver.bench.results.identity import environment, git_state, run_id
+from stepsaver.bench.results.store import CellFiles, open_cell_files
+from stepsaver.bench.running.chunks import Chunk
+from stepsaver.bench.running.config_runner import ConfigRunner
+from stepsaver.bench.running.task_run import TaskRun
+from stepsaver.engine.errors import UsageError
+from stepsaver.evaluation.records import RequestRecord
+
+
+@dataclass
+class CellRun:
+    """A config on a task: what is stored of it, and where this process writes, which is elsewhere in a shard."""
+
+    runner: ConfigRunner
+    identity: dict[str, Any]
+    stored: CellFiles
+    written: CellFiles
+
+    def has(self, chunk: Chunk) -> bool:
+        return chunk.number in self.stored.records or chunk.number in self.written.records
+
+
+Progress = Callable[[str, int, int], None]  # config, chunks done, chunks in all
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Who opens the cells of a run, and which of them it starts afresh: once, however many processes it has."""
+
+    label: str
+    force: frozenset[str] = frozenset()
+
+
+def open_cells(task_run: TaskRun, configs: Sequence[ConfigSpec], results: Path, opening: Opening) -> dict[str, CellRun]:
+    cells: dict[str, CellRun] = {}
+    provenance = {
+        "git": git_state(),
+        "environment": environment(),
+        "machine": machine_facts(task_run.session.device),
+        "given": task_run.experiment.given,
+    }
+    for config in configs:
+        identity = task_run.identity(config)
+        folder = results / task_run.folder_name / config.name
+        stored = open_cell_files(
+            folder,
+            identity,
+            run_id(identity),
+            force=config.name in opening.force,
+            label=opening.label,
+            provenance=provenance,
+        )
+        runner = ConfigRunner(task_run.session, task_run.experiment, config, task_run.task.path)
+        cells[config.name] = CellRun(runner, identity, stored, stored)
+    return cells
+
+
+def run_missing(
+    cells: Mapping[str, CellRun], chunks: Sequence[Chunk], progress: Progress, *, baseline_of: Mapping[str, str]
+) -> None:
+    """Runs those of some chunks that a cell lacks. The baselines have to be among the cells."""
+    names = list(cells)
+    assert {baseline_of[name] for name in names} <= cells.keys(), "a baseline is at hand, to be timed beside the others"
+    for turn, chunk in enumerate(chunks):
+        missing = {name for name in names if not cells[name].has(chunk)}
+        if not missing:
+            continue
+        timed_beside = {baseline_of[name] for name in missing}
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            if name in missing or name in timed_beside:
+                _run_chunk(cells[name], chunk, is_stored=name not in missing)
+                progress(name, sum(map(cells[name].has, chunks)), len(chunks))
+
+
+def _run_chunk(cell: CellRun, chunk: Chunk, *, is_stored: bool) -> None:
+    records, timing = cell.runner.run_chunk(chunk.requests, chunk=chunk.number, samples=len(chunk.samples))
+    if not is_stored:
+        cell.written.append_chunk(chunk.number, records, timing)
+        return
+    require_stored_answers(cell, chunk.number, records)
+    cell.written.append_timing(timing)
+
+
+def require_stored_answers(cell: CellRun, chunk: int, records: Sequence[RequestRecord]) -> None:
+    """A chunk that is timed again gives what it gave before."""
+    stored = cell.stored.records.get(chunk) or cell.written.records[chunk]
+    difference = first_difference(records, stored)
+    if difference:
+        raise UsageError(
+            f"{cell.runner.config.name} gave another answer to {difference} than is stored of the same run: "
+            f"the machine or a library is not what it was; set the results aside with `stepsaver discard`"
+        )
+
+
+def first_difference(records: Sequence[RequestRecord], others: Sequence[RequestRecord]) -> str | None:
+    """The first request that two runs of a chunk answered differently."""
+    theirs = {record.key: record.ids for record in others}
+    return next((str(each.key) for each in records if each.ids != theirs.get(each.key)), None)
+
+
+def check_coverage(chunks: Sequence[Chunk], files: CellFiles) -> None:
+    """Every sample of the task exactly once, before anything is computed from them."""
+    wanted = Counter((key.task, key.document) for chunk in chunks for key in chunk.samples)
+    stored = Counter({(each.key.task, each.key.document) for each in files.all_records})
+    repeated = [key for key, count in Counter(each.key for each in files.all_records).items() if count > 1]
+    for what, samples in (("lacks", wanted - stored), ("should not have", stored - wanted)):
+        if samples:
+            task, document = min(samples)
+            raise UsageError(f"{files.folder} {what} {len(samples)} samples, such as {task} document {document}")
+    if repeated:
+        raise UsageError(f"{files.folder} has {len(repeated)} answers twice, such as {repeated[0]}")
