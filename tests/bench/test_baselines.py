@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from stepsaver.bench.audit import audit, read_evidence
-from stepsaver.bench.experiment.spec import Criterion, Experiment, Success, read_experiment
+from stepsaver.bench.experiment.conditions import Criterion, Success
+from stepsaver.bench.experiment.reading import read_experiment
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.judging.rates import shown_rate
 from stepsaver.bench.judging.verdict import judge
 from stepsaver.bench.running.run import RunRequest, with_baselines

@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepsaver.bench.experiment.spec import ConfigSpec, Experiment, read_experiment
+from stepsaver.bench.experiment.configs import ConfigSpec
+from stepsaver.bench.experiment.reading import read_experiment
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.results.stored_costs import ROW_COSTS, read_row_costs
 from stepsaver.bench.running import run as run_module
 from stepsaver.bench.running import session as session_module

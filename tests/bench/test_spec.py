@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from stepsaver.bench.experiment.conditions import Condition
 from stepsaver.bench.experiment.folders import experiment_names, find_experiment
-from stepsaver.bench.experiment.spec import Condition, read_experiment
+from stepsaver.bench.experiment.reading import read_experiment
 from stepsaver.bench.experiment.template import FILES
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stepsaver.bench.experiment.spec import Condition, Criterion, Success
+from stepsaver.bench.experiment.conditions import Condition, Criterion, Success
 from stepsaver.bench.judging.statistics import bootstrap_p, holm, median_interval, paired_drop, share_interval
 from stepsaver.bench.judging.verdict import judge
 from stepsaver.bench.running.summarise import chunk_pairs, confirmation_p, speed_ups

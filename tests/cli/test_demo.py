@@ -1,7 +1,8 @@
 """The sentence at the end of the demonstration: made from the figures, whatever they are."""
 
+from stepsaver.bench.experiment.conditions import Condition
+from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.folders import find_experiment
-from stepsaver.bench.experiment.spec import Condition, ConfigSpec
 from stepsaver.bench.judging.statistics import Interval
 from stepsaver.bench.judging.verdict import ConfigVerdict
 from stepsaver.commands.demo import WAYS_THAT_PAY, advice, ways_that_pay

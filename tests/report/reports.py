@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from stepsaver.bench.audit import Finding
-from stepsaver.bench.experiment.spec import Experiment, read_experiment
+from stepsaver.bench.experiment.reading import read_experiment
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.judging.statistics import median_interval
 from stepsaver.evaluation.records import RequestKey, RequestRecord
 from stepsaver.report.cells import Details, ReportCell, ReportTask

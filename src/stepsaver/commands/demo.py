@@ -13,7 +13,9 @@ from stepsaver.commands import run as run_command
 from stepsaver.commands._experiment_options import Chosen, choose
 
 if TYPE_CHECKING:
-    from stepsaver.bench.experiment.spec import Condition, ConfigSpec, Experiment
+    from stepsaver.bench.experiment.conditions import Condition
+    from stepsaver.bench.experiment.configs import ConfigSpec
+    from stepsaver.bench.experiment.spec import Experiment
     from stepsaver.bench.judging.verdict import ConfigVerdict
 
 WHEN_STOPPED = run_command.WHEN_STOPPED

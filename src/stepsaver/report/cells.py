@@ -10,8 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from stepsaver.bench.audit import CellEvidence, Finding, TaskEvidence, audit, read_evidence
+from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.folders import logs_folder
-from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.judging.rates import median_rate
 from stepsaver.bench.judging.verdict import Verdict, judge
 from stepsaver.bench.results.store import IDENTITY, SUMMARY, read_cell_files, read_identity, read_summary

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepsaver.bench.experiment.folders import experiment_names, find_experiment, results_folder
-from stepsaver.bench.experiment.spec import FILE, Experiment
+from stepsaver.bench.experiment.reading import FILE
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask, read_report_cell, read_report_task

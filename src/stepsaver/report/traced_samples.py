@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from stepsaver.bench.experiment.spec import ConfigSpec
+from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.running.session import Session
 from stepsaver.engine.engine import Engine
 from stepsaver.evaluation.generation_parameters import GenerationParameters, read_parameters

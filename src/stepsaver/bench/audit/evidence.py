@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.experiment.configs import CACHES, ConfigSpec
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.results.chain import document_holds, is_unsealed
 from stepsaver.bench.results.identity import run_id
 from stepsaver.bench.results.store import (
@@ -19,7 +20,6 @@ from stepsaver.bench.results.store import (
 )
 from stepsaver.bench.results.stored_files import Timing
 from stepsaver.bench.results.stored_types import is_run
-from stepsaver.bench.running.session import CACHES
 from stepsaver.engine import registry
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.prediction import PREDICTIONS

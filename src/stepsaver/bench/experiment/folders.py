@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.experiment.spec import FILE, Experiment, read_experiment
+from stepsaver.bench.experiment.reading import FILE, read_experiment
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.results.store import SUMMARY, read_summary
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.models.config import read_config

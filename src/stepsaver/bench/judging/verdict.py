@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil, isnan
 from typing import Any, Literal
 
-from stepsaver.bench.experiment.spec import Condition, Success
+from stepsaver.bench.experiment.conditions import Condition, Success
 from stepsaver.bench.judging.statistics import Interval, holm
 
 Outcome = Literal["confirmed", "rejected", "undecided"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.experiment.spec import ConfigSpec
+from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.machine.facts import machine_facts
 from stepsaver.bench.results.identity import environment, git_state, run_id
 from stepsaver.bench.results.store import CellFiles, open_cell_files

@@ -6,7 +6,8 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 
-from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.experiment.configs import ConfigSpec
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.machine.facts import gpu_name, peak_memory
 from stepsaver.bench.machine.other_work import OtherWork
 from stepsaver.bench.running.session import Session

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.folders import results_folder
-from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.results.chain import is_unsealed
 from stepsaver.bench.results.identity import differing_parts, run_id
 from stepsaver.bench.results.store import read_identity

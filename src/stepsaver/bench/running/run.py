@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.folders import results_folder
-from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.machine.other_work import not_idle, other_cores_now
 from stepsaver.bench.results.store import exclusive, merging
 from stepsaver.bench.results.stored_costs import store_row_costs

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.experiment.configs import CACHES, ConfigSpec
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.machine.measure_rows import measure_row_costs
 from stepsaver.bench.results.identity import folder_hash
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -18,8 +19,6 @@ from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.row_costs import RowCosts
 from stepsaver.evaluation.open_model import open_model
 from stepsaver.evaluation.tokenizer import TextTokenizer
-
-CACHES = ("prefix_cache", "block_cache")  # of the decoding, which a config may turn off
 
 
 @dataclass(eq=False)

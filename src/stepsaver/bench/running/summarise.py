@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from stepsaver.bench.experiment.spec import Criterion
+from stepsaver.bench.experiment.conditions import Criterion
 from stepsaver.bench.judging.rates import median_rate
 from stepsaver.bench.judging.statistics import bootstrap_p, median_interval, paired_drop, share_interval
 from stepsaver.bench.results.store import CellFiles

@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stepsaver.bench.experiment.spec import ConfigSpec, Experiment
+from stepsaver.bench.experiment.configs import ConfigSpec
+from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.results.identity import library_versions, source_hash
 from stepsaver.bench.running.chunks import Chunk, data_hash, make_chunks
 from stepsaver.bench.running.config_runner import ConfigRunner

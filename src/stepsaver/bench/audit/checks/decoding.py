@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
+from stepsaver.bench.experiment.configs import CACHES
 from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.running.session import CACHES
 from stepsaver.engine import registry
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import parse_policy
