@@ -68,6 +68,7 @@ def write_workspace(folder: Path) -> Path:
     (experiment / "logs").mkdir()
     _write_lines(experiment / "logs" / "jobs.jsonl", [JOB])
     _write_lines(folder / "prompts.jsonl", [{"prompt": "Say a word."}, {"prompt": "b", "id": "2"}])
+    (folder / "recipe.yaml").write_text("policy: threshold\nrules: [trim]\nbatch_size: 2\n", encoding="utf-8")
     _write_lines(folder / "ids.jsonl", [{"ids": [5, 6, 7]}, {"ids": [9]}])
     _write_lines(folder / "requests.jsonl", [{"context": "a b", "continuation": " c"}])
     (folder / "data").mkdir()

@@ -1,6 +1,8 @@
 """The options that every command with a model shares, and the engine they describe."""
 
 import argparse
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepsaver.engine.defaults import BATCH_SIZE, THRESHOLD, WEIGHTS
@@ -11,6 +13,9 @@ if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
     from stepsaver.engine.engine import Engine
     from stepsaver.engine.trace import Trace
     from stepsaver.evaluation.open_model import OpenModel
+    from stepsaver.evaluation.recipe import Recipe
+
+SETTLED_BY_RECIPE = ("rule", "policy", "threshold", "sub_block_size", "join")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +32,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size",
         type=int,
-        default=BATCH_SIZE,
         metavar="N",
-        help="samples decoded together (default: %(default)s)",
+        help=f"samples decoded together (default: the recipe's, else {BATCH_SIZE})",
     )
     decoding = parser.add_argument_group("decoding")
+    add_recipe_argument(decoding)
     decoding.add_argument(
         "--threshold", type=float, metavar="X", help=f"reveal rows surer than this (default: {THRESHOLD})"
     )
@@ -45,8 +50,46 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     decoding.add_argument("--prefix-cache", action=argparse.BooleanOptionalAction, default=True)
     decoding.add_argument("--block-cache", action=argparse.BooleanOptionalAction, default=True)
     decoding.add_argument(
-        "--join", choices=JOINS, default="auto", help="steps that share a forward; same tokens (default: %(default)s)"
+        "--join", choices=JOINS, help="steps that share a forward; same tokens (default: the recipe's, else auto)"
     )
+
+
+def add_recipe_argument(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--recipe", type=Path, metavar="FILE", help="rules, policy, sub-block size, join and batch size of a tuning"
+    )
+
+
+def take_recipe(options: argparse.Namespace) -> "Recipe | None":
+    """Fills the options that a recipe settles. A batch size may be given beside it, which is then said."""
+    from stepsaver.evaluation.recipe import read_recipe
+
+    given = [name for name in SETTLED_BY_RECIPE if getattr(options, name)]
+    if options.recipe is None:
+        recipe = None
+    elif given:
+        raise UsageError(f"--recipe and --{given[0].replace('_', '-')} exclude each other")
+    else:
+        recipe = read_recipe(options.recipe)
+        options.rule, options.policy = list(recipe.rules), recipe.policy
+        options.sub_block_size, options.join = recipe.sub_block_size, recipe.join
+    if options.batch_size is None:
+        options.batch_size = recipe.batch_size if recipe else BATCH_SIZE
+    options.join = options.join or "auto"
+    return recipe
+
+
+def say_differences(recipe: "Recipe | None", model: str, *, dtype: str, device: str, batch_size: int) -> None:
+    """One line on standard error if the recipe was measured with something else."""
+    from stepsaver.engine.engine import choose_device, choose_dtype
+
+    if recipe is None:
+        return
+    chosen = choose_device(device)
+    named = str(choose_dtype(dtype, chosen)).removeprefix("torch.")
+    said = recipe.differences(model=model, dtype=named, device=chosen.type, batch_size=batch_size)
+    if said:
+        print(f"note: {said}", file=sys.stderr)
 
 
 def add_checkpoint_arguments(group: argparse._ArgumentGroup) -> None:
@@ -59,8 +102,10 @@ def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
     """Finds the folder and reads its configuration; whatever is wrong with the options is said here."""
     from stepsaver.evaluation.open_model import open_model
 
+    recipe = take_recipe(options)
     if options.batch_size < 1:
         raise UsageError(f"batch size {options.batch_size} is not positive")
+    say_differences(recipe, options.model, dtype=options.dtype, device=options.device, batch_size=options.batch_size)
     return open_model(
         options.model,
         device=options.device,

@@ -1,9 +1,12 @@
 """The options of `stepsaver run` that stand for what the experiment's file says, and the experiment with them."""
 
 import argparse
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepsaver.commands._model_options import say_differences
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.estimators import ESTIMATORS
 
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
 
 # Flags that are a field of the experiment's file, under the same name.
 FIELDS = ("num_fewshot", "metric", "max_new_tokens", "dtype", "weights", "device", "estimator")
+NOT_IN_A_NAME = re.compile(r"[^\w.+-]")
 LEAST = {"num_fewshot": 0, "max_new_tokens": 1, "batch_size": 1}
 
 
@@ -23,6 +27,9 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--threshold", type=float, metavar="X", help="reveal rows surer than this")
     group.add_argument("--policy", metavar="P", help="the decode policy of configs that name none")
     group.add_argument("--batch-size", type=int, metavar="N", help="samples decoded together")
+    group.add_argument(
+        "--recipe", type=Path, metavar="FILE", help="a tuning's settings, as a further config beside the baseline"
+    )
     group.add_argument("--dtype", help="auto, float32, float64, bfloat16 or float16")
     group.add_argument("--weights", help="on a CPU: auto (in 16 bits where float16 holds them), float32 or float16")
     group.add_argument("--device", help="auto, cpu, cuda, cuda:1, ...")
@@ -45,6 +52,25 @@ def with_settings(experiment: "Experiment", options: argparse.Namespace) -> "Exp
         given["policy"] = policy
     given |= {name: value for name in ("block_size", "mask_id") if (value := getattr(options, name)) is not None}
     return replace(experiment, spec=spec.model_copy(update=changes), given=given)
+
+
+def with_recipe(experiment: "Experiment", options: argparse.Namespace) -> "Experiment":
+    """The experiment with a recipe as a further config, named after its file and chosen to be run."""
+    from stepsaver.bench.experiment.configs import ConfigSpec
+    from stepsaver.evaluation.recipe import read_recipe
+
+    if options.recipe is None:
+        return experiment
+    recipe, name = read_recipe(options.recipe), NOT_IN_A_NAME.sub("_", options.recipe.stem).lstrip("_.+-") or "recipe"
+    if any(config.name == name for config in experiment.configs):
+        raise UsageError(f"--recipe {options.recipe}: {experiment.name} has a config {name} already")
+    options.configs.append(name)
+    config = ConfigSpec(name=name, **recipe.model_dump(include={"rules", "policy", "sub_block_size", "join"}))
+    spec = experiment.spec
+    batch_size = spec.batch_size if options.model in (None, spec.model) else spec.batch_size_elsewhere
+    model = options.model or spec.model
+    say_differences(recipe, model, dtype=spec.dtype, device=spec.device, batch_size=batch_size)
+    return replace(experiment, configs=(*experiment.configs, config))
 
 
 def _policy(options: argparse.Namespace) -> str | None:

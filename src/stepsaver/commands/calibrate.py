@@ -29,8 +29,8 @@ def run(options: argparse.Namespace) -> int:
 
     if not 1 <= options.max_age <= MOST_AGE:
         raise UsageError(f"max age {options.max_age} is not a number of steps from 1 to {MOST_AGE}")
-    if options.rule:
-        raise UsageError("calibrate measures drift without reuse; leave --rule out")
+    if options.rule or options.recipe:
+        raise UsageError("calibrate measures drift without reuse; leave --rule and --recipe out")
     check_output_file("--heat-map", options.heat_map, PICTURES)
     opened = open_chosen_model(options)
     prompts = read_prompts(options, opened)

@@ -11,7 +11,7 @@ from stepsaver.commands._dry_run import print_dry_run
 from stepsaver.commands._experiment_options import Chosen, add_cell_arguments, choose, with_decoding
 from stepsaver.commands._model_options import add_checkpoint_arguments
 from stepsaver.commands._progress import counting_progress
-from stepsaver.commands._run_settings import add_setting_arguments, with_settings
+from stepsaver.commands._run_settings import add_setting_arguments, with_recipe, with_settings
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.running.run import make_shards, prepare
 
     chosen = choose(options)
-    chosen = chosen._replace(experiment=with_settings(with_decoding(chosen.experiment, options), options))
+    experiment = with_settings(with_decoding(chosen.experiment, options), options)
+    chosen = chosen._replace(experiment=with_recipe(experiment, options))
     experiment, logs = chosen.experiment, logs_folder(chosen.experiment)
     for name in COUNTED:
         if (given := getattr(options, name)) is not None and given < 1:

@@ -11,6 +11,7 @@ own shuffles and scorers; what would give a wrong number or run code without wal
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +20,7 @@ from lm_eval.api.registry import register_model
 
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import BATCH_SIZE, WEIGHTS, Weights
+from stepsaver.engine.engine import choose_device, choose_dtype
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.estimators import ESTIMATORS, Estimator
 from stepsaver.engine.joins import JOINS, Join
@@ -29,6 +31,7 @@ from stepsaver.evaluation.embedded import TASKS_FOLDER
 from stepsaver.evaluation.hub_access import reachable_hub
 from stepsaver.evaluation.ifeval import require_ifeval
 from stepsaver.evaluation.open_model import open_model
+from stepsaver.evaluation.recipe import read_recipe
 from stepsaver.evaluation.task_registry import find_declaration
 
 REFUSED = {
@@ -37,15 +40,21 @@ REFUSED = {
 }
 
 WHOLE_NUMBERS = ("batch_size", "max_gen_toks", "block_size", "sub_block_size", "mask_id")
+SETTLED_BY_RECIPE = ("rules", "policy", "threshold", "sub_block_size", "join")
 HARNESS_DEVICE = "cuda:0"  # what lm-eval passes when its user said nothing, on machines without one too
 
 
 @dataclass(frozen=True)
 class ModelArguments:
-    """What `--model_args` may say. `rules` is one rule, or several in brackets with `;` between them."""
+    """What `--model_args` may say. `rules` is one rule, or several in brackets with `;` between them.
+
+    `recipe` is a file of `stepsaver tune`; it takes the place of rules, policy, threshold, sub-block size and join, and
+    says the batch size where nobody else does.
+    """
 
     pretrained: str
     revision: str | None = None
+    recipe: str | None = None
     rules: str = ""
     policy: str | None = None
     threshold: float | None = None
@@ -80,7 +89,9 @@ class RegisteredLM(StepsaverLM):
         given.pop("max_batch_size", None)  # for automatic batch sizes, which there are none of
         if given.get("device") == HARNESS_DEVICE:
             given["device"] = "auto"
-        return cls._load(read_arguments({**given, **arg_dict}))
+        if "recipe" in arg_dict and str(given.get("batch_size")) == str(BATCH_SIZE):
+            given.pop("batch_size")  # what lm-eval passes when its user said nothing
+        return cls._load(read_arguments(with_recipe({**given, **arg_dict})))
 
     @classmethod
     def _load(cls, arguments: ModelArguments) -> "RegisteredLM":
@@ -108,6 +119,32 @@ class RegisteredLM(StepsaverLM):
             score_stop=arguments.score_stop,
         )
         return cls(engine, tokenizer, settings=settings, loading_seconds=perf_counter() - started)
+
+
+def with_recipe(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with what a recipe settles."""
+    if not given.get("recipe"):
+        return given
+    settled = next((name for name in SETTLED_BY_RECIPE if name in given), None)
+    if settled is not None:
+        raise UsageError(f"--model_args: recipe and {settled} exclude each other")
+    recipe = read_recipe(Path(str(given["recipe"])))
+    filled = {
+        "rules": ";".join(recipe.rules),
+        "policy": recipe.policy,
+        "sub_block_size": recipe.sub_block_size,
+        "join": recipe.join,
+        "batch_size": recipe.batch_size,
+    }
+    everything = {name: value for name, value in filled.items() if value is not None} | given
+    device = choose_device(str(given.get("device", "auto")))
+    dtype = str(choose_dtype(str(given.get("dtype", "auto")), device)).removeprefix("torch.")
+    said = recipe.differences(
+        model=str(given.get("pretrained")), dtype=dtype, device=device.type, batch_size=int(everything["batch_size"])
+    )
+    if said:
+        print(f"note: {said}", file=sys.stderr)
+    return everything
 
 
 def read_arguments(given: dict[str, Any]) -> ModelArguments:

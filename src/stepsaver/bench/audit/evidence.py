@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepsaver.bench.experiment.configs import CACHES, ConfigSpec
+from stepsaver.bench.experiment.configs import OWN_DECODING, ConfigSpec
 from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.results.chain import document_holds, is_unsealed
 from stepsaver.bench.results.identity import run_id
@@ -77,7 +77,7 @@ class CellEvidence:
         return tuple(rule.same_answers_as() for rule in self.acting)
 
     def has_the_caches_of(self, other: "CellEvidence") -> bool:
-        return all(getattr(self.config, name) == getattr(other.config, name) for name in CACHES)
+        return all(getattr(self.config, name) == getattr(other.config, name) for name in OWN_DECODING)
 
     def is_decoded_as(self, other: "CellEvidence") -> bool:
         """With the same caches, and the same forwards joined: that gives the same answers at another rate."""

@@ -10,11 +10,12 @@ from pydantic import Field, ValidationError, model_validator
 from stepsaver.bench.experiment.conditions import Strict, Success
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.joins import Join
+from stepsaver.engine.models.config import MOST_BLOCK_ROWS
 from stepsaver.engine.policies.policy import policy_text
 from stepsaver.engine.rules.rule import Rule, parse_rule
 
 MOST_CONFIGS, MOST_NAME = 1000, 100
-CACHES = ("prefix_cache", "block_cache")  # of the decoding, which a config may turn off
+OWN_DECODING = ("prefix_cache", "block_cache", "sub_block_size")  # what a config may say of the decoding for itself
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")  # the name of a value, and nothing of what Python's formats can do
 
 
@@ -45,6 +46,7 @@ class ConfigSpec(WithPolicy):
     policy: str | None = None
     prefix_cache: bool | None = None
     block_cache: bool | None = None
+    sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
     join: Join | None = None
     baseline: str | None = None
     success: Success | None = None
@@ -63,6 +65,7 @@ class Grid(Strict):
     threshold: str | float | None = None
     prefix_cache: str | bool | None = None
     block_cache: str | bool | None = None
+    sub_block_size: str | int | None = None
     join: str | None = None
 
     def configs(self) -> list[ConfigSpec]:

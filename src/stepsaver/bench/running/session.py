@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 
-from stepsaver.bench.experiment.configs import CACHES, ConfigSpec
+from stepsaver.bench.experiment.configs import OWN_DECODING, ConfigSpec
 from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.machine.measure_rows import measure_row_costs
 from stepsaver.bench.results.identity import folder_hash
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Weights
 from stepsaver.engine.engine import Engine
+from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.row_costs import RowCosts
@@ -52,8 +53,13 @@ class Session:
 
     def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:
         policy = parse_policy(config.policy or experiment.spec.decoding.policy)
-        caches = {name: value for name in CACHES if (value := getattr(config, name)) is not None}
-        decoding = replace(self.decoding, join=config.join or experiment.spec.decoding.join, **caches)
+        own = {name: value for name in OWN_DECODING if (value := getattr(config, name)) is not None}
+        decoding = replace(self.decoding, join=config.join or experiment.spec.decoding.join, **own)
+        if decoding.block_size % decoding.sub_block_size:
+            raise UsageError(
+                f"config {config.name}: sub-block size {decoding.sub_block_size} does not divide the block size "
+                f"{decoding.block_size}"
+            )
         return Engine(
             self.model, policy=policy, rules=config.parsed_rules(), batch_size=self.batch_size, decoding=decoding
         )

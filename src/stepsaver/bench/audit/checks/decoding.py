@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
-from stepsaver.bench.experiment.configs import CACHES
+from stepsaver.bench.experiment.configs import OWN_DECODING
 from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.engine import registry
 from stepsaver.engine.errors import UsageError
@@ -42,5 +42,5 @@ def declared_decoding(experiment: Experiment, cell: CellEvidence) -> dict[str, A
     names = ("block_size", "sub_block_size", "mask_id", "prefix_cache", "block_cache")
     declared = {name: getattr(experiment.spec.decoding, name) for name in names}
     declared |= {name: value for name, value in cell.given.items() if name in cell.identity.get("decoding", {})}
-    declared |= {name: value for name in CACHES if (value := getattr(cell.config, name)) is not None}
+    declared |= {name: value for name in OWN_DECODING if (value := getattr(cell.config, name)) is not None}
     return {name: value for name, value in declared.items() if value is not None}

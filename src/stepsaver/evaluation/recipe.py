@@ -1,0 +1,149 @@
+"""A recipe: settings of a decode that were measured, and what they were measured with. `stepsaver tune` writes them.
+
+Settings are taken as they stand; where they are used with another model, precision, device, version or batch size than
+they were measured with, that is said in one line, since neither speed-up nor drop is known there.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from stepsaver.engine.errors import UsageError, shown
+from stepsaver.engine.joins import Join
+from stepsaver.engine.models.config import MOST_BLOCK_ROWS
+from stepsaver.engine.policies.policy import Policy, parse_policy
+from stepsaver.engine.rules.rule import Rule, parse_rule
+
+Measure = Literal["accuracy", "agreement"]  # of answers with labels, or with those of plain decoding
+NAMED_VERSIONS = ("stepsaver", "torch")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MadeFor(_Part):
+    """What a recipe was measured with."""
+
+    model: str
+    dtype: str
+    device: str
+    machine: str
+    versions: dict[str, str]
+
+
+class Figure(_Part):
+    """A measured value with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+class Measured(_Part):
+    """What was confirmed, on problems that no search had seen."""
+
+    measure: Measure
+    task: str
+    problems: int = Field(ge=1)
+    confidence: float = Field(gt=0, lt=1)  # of both intervals
+    attempt: int = Field(default=1, ge=1)  # which candidate it was that was confirmed
+    against: str  # the baseline's settings
+    max_drop: float
+    speed_up: Figure
+    drop_points: Figure
+
+    def __str__(self) -> str:
+        of = "drop" if self.measure == "accuracy" else "loss of agreement with plain decoding"
+        return (
+            f"{self.speed_up.value:.2f}x [{self.speed_up.low:.2f}, {self.speed_up.high:.2f}] at a {of} of "
+            f"{self.drop_points} points on {self.problems} fresh problems of {self.task} "
+            f"({100 * self.confidence:g} % confidence)"
+        )
+
+
+class Recipe(_Part):
+    """What is decoded how, in how large batches."""
+
+    rules: tuple[str, ...] = ()
+    policy: str
+    sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    join: Join = "none"
+    batch_size: int = Field(ge=1)
+    made_for: MadeFor | None = None
+    measured: Measured | None = None
+
+    @field_validator("rules")
+    @classmethod
+    def _rules_are_known(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        for text in texts:
+            parse_rule(text)
+        return texts
+
+    @field_validator("policy")
+    @classmethod
+    def _policy_is_known(cls, text: str) -> str:
+        parse_policy(text)
+        return text
+
+    def parsed_rules(self) -> tuple[Rule, ...]:
+        return tuple(map(parse_rule, self.rules))
+
+    def parsed_policy(self) -> Policy:
+        return parse_policy(self.policy)
+
+    def differences(self, *, model: str, dtype: str, device: str, batch_size: int) -> str | None:
+        """One line that says what is not as it was measured; none if all is, or nobody knows."""
+        made = self.made_for
+        if made is None:
+            return None
+        here = {"model": model, "dtype": dtype, "device": device, "batch size": str(batch_size), **versions_here()}
+        then = {
+            "model": made.model,
+            "dtype": made.dtype,
+            "device": made.device,
+            "batch size": str(self.batch_size),
+            **made.versions,
+        }
+        others = [
+            f"{name} {there} (here {here.get(name, 'none')})" for name, there in then.items() if there != here.get(name)
+        ]
+        return (
+            f"the recipe was measured with {', '.join(others)}: its figures say nothing about this" if others else None
+        )
+
+
+def versions_here() -> dict[str, str]:
+    return {name: version(name) for name in NAMED_VERSIONS}
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A recipe from its file; what is wrong with it is one line."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the recipe {path}: {error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        given = "" if first["type"] in ("missing", "extra_forbidden") else f": {shown(first['input'])}"
+        raise UsageError(f"{path} is no recipe: {where}: {what}{given}") from None
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """The recipe as YAML, with what was measured in the first line."""
+    content: Mapping[str, Any] = recipe.model_dump(mode="json", exclude_none=True)
+    head = f"# {recipe.measured}.\n" if recipe.measured else ""
+    return head + yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=100)
