@@ -109,15 +109,21 @@ def calibrate(engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int,
         "kinds": list(KINDS),
         "drift": {part: means[place].round(6).tolist() for place, part in enumerate(PARTS)},
         "rows_seen": {part: recorder.counts[place].tolist() for place, part in enumerate(PARTS)},
-        "calibrated": proposed_layers(means),
+        "calibrated": proposed_layers(means, group_size(layers)),
+        "groups": [proposed_layers(means, size) for size in proposed_sizes(layers)],
     }
 
 
-def proposed_layers(means: NDArray[np.float64]) -> str:
-    """The layers, as many as `first`, `middle` and `last` have, whose unchanged rows drift least from step to step."""
+def proposed_sizes(layers: int) -> list[int]:
+    """A quarter, a half and three quarters of the layers: what a tuning tries."""
+    return sorted({max(1, round(share * layers)) for share in (0.25, 0.5, 0.75)})
+
+
+def proposed_layers(means: NDArray[np.float64], size: int) -> str:
+    """So many layers, those whose unchanged rows drift least from step to step."""
     layers = means.shape[1]
     unchanged = np.nanmean(means[:, : layers - 1, 0][..., [0, 2]], axis=(0, 2))
-    chosen = sorted(np.argsort(unchanged, kind="stable")[: group_size(layers)].tolist())
+    chosen = sorted(np.argsort(unchanged, kind="stable")[:size].tolist())
     return ",".join(_ranges(chosen))
 
 

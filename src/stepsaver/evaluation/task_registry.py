@@ -43,6 +43,7 @@ class TaskDeclaration:
     changes: tuple[tuple[str, Any], ...] = ()
     preparation: Preparation | None = None
     data: str | None = None  # the folder of the task's own files, if it ships with them
+    fresh_problems: str | None = None  # a task of the same kind and none of the same problems, for confirming
     summary: str = ""
 
     @property

@@ -1,11 +1,12 @@
 """Adaptive skip over steps: reveal more from one forward where its own confidences vouch for it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, Choice, by_confidence
 from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.tuned import not_tuned, tuned
 from stepsaver.engine.view import StepView
 
 
@@ -20,9 +21,11 @@ class AdaptiveSteps:
 
     name: ClassVar[str] = "adaptive_steps"
 
-    margin: float = 0.3
-    max_rows: int = 2
-    threshold: float = Threshold.threshold
+    margin: float = field(default=0.3, metadata=tuned(0.2, 0.4, 0.8))
+    max_rows: int = field(default=2, metadata=tuned(2, 4))
+    threshold: float = field(
+        default=Threshold.threshold, metadata=not_tuned("the margin bounds the doubts of all rows together")
+    )
 
     def __post_init__(self) -> None:
         if not self.margin >= 0:

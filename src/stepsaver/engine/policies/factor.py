@@ -1,10 +1,11 @@
 """Factor decoding (Fast-dLLM, Wu et al., 2025): how many rows to reveal follows from how sure the least sure one is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, Choice, by_confidence
+from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 
@@ -14,7 +15,7 @@ class Factor:
 
     name: ClassVar[str] = "factor"
 
-    factor: float = 1.0
+    factor: float = field(default=1.0, metadata=tuned(0.5, 1.0, 1.5, 2.0))
 
     def __post_init__(self) -> None:
         if not self.factor >= 0:

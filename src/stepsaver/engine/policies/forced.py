@@ -1,6 +1,6 @@
 """Several reveals from one forward, whatever the confidences: what layer reuse in mode `output` amounts to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stepsaver.engine.base_plan import cache_serves
@@ -8,6 +8,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, Choice
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rows import NO_ROWS, Rows
+from stepsaver.engine.tuned import not_tuned
 from stepsaver.engine.view import StepView
 
 
@@ -21,8 +22,8 @@ class Forced:
 
     name: ClassVar[str] = "forced"
 
-    k: int
-    threshold: float = Threshold.threshold
+    k: int = field(metadata=not_tuned("a control: layer_reuse with mode=output does the same"))
+    threshold: float = field(default=Threshold.threshold, metadata=not_tuned("a control"))
 
     def __post_init__(self) -> None:
         if self.k < 1:

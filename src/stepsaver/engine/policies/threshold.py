@@ -1,11 +1,12 @@
 """Threshold-based parallel decoding (Fast-dLLM): reveal what the model is sure of, and always its best guess."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stepsaver.engine.defaults import THRESHOLD
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, Choice, by_confidence
+from stepsaver.engine.tuned import not_tuned, tuned
 from stepsaver.engine.view import StepView
 
 
@@ -19,8 +20,8 @@ class Threshold:
 
     name: ClassVar[str] = "threshold"
 
-    threshold: float = THRESHOLD
-    at_most: int | None = None
+    threshold: float = field(default=THRESHOLD, metadata=tuned(0.95, 0.9, 0.8, 0.7, 0.6, 0.5))
+    at_most: int | None = field(default=None, metadata=not_tuned("it slows a small model down to compare it"))
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.threshold <= 1.0:

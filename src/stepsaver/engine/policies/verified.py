@@ -1,10 +1,11 @@
 """Verified drafts: the text of autoregressive decoding, several tokens a forward."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.tuned import tuned
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,11 @@ class Verified:
 
     name: ClassVar[str] = "verified"
 
-    span: int | Literal["auto"] = 16
-    context: Literal["causal", "block"] = "causal"
-    ahead: Literal["auto", "always", "never"] = "auto"
+    span: int | Literal["auto"] = field(default=16, metadata=tuned(8, 16, "auto", is_ordered=False))
+    context: Literal["causal", "block"] = field(default="causal", metadata=tuned("causal", "block", is_ordered=False))
+    ahead: Literal["auto", "always", "never"] = field(
+        default="auto", metadata=tuned("always", "never", is_ordered=False)
+    )
 
     def __post_init__(self) -> None:
         if self.span != "auto" and self.span < 1:

@@ -1,6 +1,6 @@
 """Layer reuse: a group of layers runs every k-th time only."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar, Literal
 
@@ -11,6 +11,7 @@ from stepsaver.engine.rows import Rows, row_set
 from stepsaver.engine.rules.layer_groups import check_group_name, layer_group
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.tuned import BY_DRIFT, tuned
 from stepsaver.engine.view import StepView
 
 
@@ -36,10 +37,12 @@ class LayerReuse(Rule):
         "with deltas hardly, in large batches"
     )
 
-    k: int
-    layers: str = "last"
-    mode: Literal["output", "delta", "mlp"] = "delta"
-    kv: Literal["refresh", "freeze"] = "refresh"
+    k: int = field(metadata=tuned(2, 3))
+    layers: str = field(default="last", metadata=tuned(BY_DRIFT))
+    mode: Literal["output", "delta", "mlp"] = field(
+        default="delta", metadata=tuned("mlp", "delta", "output", is_ordered=False)
+    )
+    kv: Literal["refresh", "freeze"] = field(default="refresh", metadata=tuned("refresh", "freeze"))
 
     def __post_init__(self) -> None:
         if self.k < 1:

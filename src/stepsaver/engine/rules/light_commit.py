@@ -1,6 +1,6 @@
 """Light commits: rows that have settled keep the keys and values that the last steps gave them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -8,6 +8,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 
@@ -27,7 +28,7 @@ class LightCommit(Rule):
     )
     needs_block_cache: ClassVar[bool] = False
 
-    settle: int | Literal["all"] = 1
+    settle: int | Literal["all"] = field(default=1, metadata=tuned(2, 1, 0))
 
     def __post_init__(self) -> None:
         if self.settle != "all" and self.settle < 0:

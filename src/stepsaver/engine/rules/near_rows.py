@@ -1,6 +1,6 @@
 """Near rows: masked rows far after the sub-block are not there until their turn."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -9,6 +9,7 @@ from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import rows_between
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 
@@ -28,7 +29,7 @@ class NearRows(Rule):
     )
     needs_block_cache: ClassVar[bool] = False
 
-    ahead: int = 0
+    ahead: int = field(default=0, metadata=tuned(8, 4, 0))
 
     def __post_init__(self) -> None:
         if self.ahead < 0:

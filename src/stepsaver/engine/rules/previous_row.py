@@ -1,6 +1,6 @@
 """A window around the sub-block instead of the whole block."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -8,6 +8,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.tuned import not_tuned, tuned
 from stepsaver.engine.view import StepView
 
 
@@ -27,8 +28,8 @@ class PreviousRow(Rule):
     pays: ClassVar[str] = "in large batches, where rows are the price; less in small ones, where 8 rows cost most of 32"
     needs_shift: ClassVar[bool] = True
 
-    refresh: Literal["sub-block", "block", "drift"] = "block"
-    limit: float = 0.5
+    refresh: Literal["sub-block", "block", "drift"] = field(default="block", metadata=tuned("sub-block", "block"))
+    limit: float = field(default=0.5, metadata=not_tuned("it belongs to drift, which lies between the two others"))
 
     def __post_init__(self) -> None:
         if not self.limit >= 0:

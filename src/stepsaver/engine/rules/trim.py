@@ -1,6 +1,6 @@
 """TRIM: token-level reuse minimization."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 from zlib import crc32
 
@@ -12,6 +12,7 @@ from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import Rows, row_list, row_set
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.tuned import not_tuned, tuned
 from stepsaver.engine.view import StepView
 
 NEAR = 2  # rows on either side of a changed row that feel it most
@@ -37,15 +38,17 @@ class Trim(Rule):
         "in large batches, where rows are the price; little in small ones, where the weights are read for any row"
     )
 
-    level: Literal["structural", "drift", "changed", "random"] = "changed"
-    budget: int = 4
-    settle: int = 1
-    age: int = 4
+    level: Literal["structural", "drift", "changed", "random"] = field(
+        default="changed", metadata=tuned("structural", "changed")
+    )
+    budget: int = field(default=4, metadata=not_tuned("of the levels drift and random"))
+    settle: int = field(default=1, metadata=tuned(2, 1, 0))
+    age: int = field(default=4, metadata=not_tuned("of the level drift"))
 
     def __post_init__(self) -> None:
-        for field, least in (("budget", 0), ("settle", 0), ("age", 1)):
-            if getattr(self, field) < least:
-                raise UsageError(f"rule trim: {field} {getattr(self, field)} is below {least}")
+        for name, least in (("budget", 0), ("settle", 0), ("age", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"rule trim: {name} {getattr(self, name)} is below {least}")
 
     def probe_layers(self, layers: int) -> frozenset[int]:
         return frozenset({layers // 4}) if self.level == "drift" else frozenset()

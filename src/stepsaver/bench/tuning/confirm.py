@@ -1,0 +1,108 @@
+"""The guarantee: the winner of a search is held against the limit on problems that the search never saw.
+
+Candidates are tried in an order that the search alone has settled. The first has an interval at the whole confidence,
+each further one at half the error of the one before. An interval errs on the side of the limit with half its error,
+so all attempts together confirm a candidate beyond the limit with at most alpha/2 + alpha/4 + ... = alpha.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal, Protocol
+
+from stepsaver.bench.statistics import Interval
+from stepsaver.bench.tuning.race import NEVER_SEEN, NORMAL, Observed, drop_interval, speed_interval
+
+Outcome = Literal["confirmed", "rejected", "undecided"]
+POWER = 0.9  # with which a candidate that is as good as it looked is confirmed
+MOST_ATTEMPTS = 4
+
+
+def confidence_of(attempt: int, confidence: float) -> float:
+    """Of the intervals of an attempt, counted from 1."""
+    return 1 - (1 - confidence) / 2 ** (attempt - 1)
+
+
+def least_problems(limit: float, confidence: float) -> int:
+    """Without a single difference in fewer problems than these, the drop's interval still holds the limit."""
+    distance = NORMAL.inv_cdf(0.5 + confidence / 2) ** 2
+    return ceil(distance * (1 - limit) / limit) + 1
+
+
+def problems_needed(observed: Observed, *, limit: float, confidence: float, most: int) -> int:
+    """So that a candidate that is as good as the search saw it is confirmed with `POWER`; `most` if none are enough."""
+    least = least_problems(limit, confidence)
+    distance = limit - observed.drop
+    if distance <= 0:
+        return most
+    each = (observed.lost + observed.won + NEVER_SEEN) / observed.problems
+    deviations = NORMAL.inv_cdf(0.5 + confidence / 2) + NORMAL.inv_cdf(POWER)
+    return max(min(least, most), min(most, ceil(each * (deviations / distance) ** 2)))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A candidate on fresh problems."""
+
+    name: str
+    number: int
+    confidence: float
+    problems: int
+    speed_up: Interval
+    drop: Interval  # a share
+    outcome: Outcome
+
+    @property
+    def reason(self) -> str:
+        if self.outcome == "confirmed":
+            return "the drop's whole interval is within the limit, the speed-up's above 1"
+        if self.speed_up.low <= 1:
+            return "it is not surely faster than plain decoding"
+        return (
+            "its drop is surely beyond the limit"
+            if self.outcome == "rejected"
+            else "its drop's interval holds the limit"
+        )
+
+
+def judged(name: str, number: int, observed: Observed, *, limit: float, confidence: float) -> Attempt:
+    level = confidence_of(number, confidence)
+    drop, speed = drop_interval(observed, level), speed_interval(observed, level)
+    outcome: Outcome = "undecided"
+    if drop.high < limit and speed.low > 1:
+        outcome = "confirmed"
+    elif drop.low >= limit or speed.high <= 1:
+        outcome = "rejected"
+    return Attempt(name, number, level, observed.problems, speed, drop, outcome)
+
+
+class Trial(Protocol):
+    """A candidate on fresh problems."""
+
+    def __call__(self, name: str, number: int, problems: int) -> Observed | None:
+        """About so many problems, as its attempt of this number; None where the budget does not allow it."""
+        ...
+
+
+def confirm(
+    ranked: Sequence[tuple[str, Observed]],
+    trial: Trial,
+    *,
+    limit: float,
+    confidence: float,
+    most_problems: int,
+    attempts_before: int = 0,
+) -> Iterator[Attempt]:
+    """Tries candidates in their order until one is confirmed. Each sees fresh problems once."""
+    for number, (name, searched) in enumerate(ranked, attempts_before + 1):
+        if number > MOST_ATTEMPTS:
+            return
+        level = confidence_of(number, confidence)
+        wanted = problems_needed(searched, limit=limit, confidence=level, most=most_problems)
+        observed = trial(name, number, wanted)
+        if observed is None:
+            return
+        attempt = judged(name, number, observed, limit=limit, confidence=confidence)
+        yield attempt
+        if attempt.outcome == "confirmed":
+            return

@@ -1,0 +1,106 @@
+"""The problems of a tuning: some to search on, others to confirm on, and never the same."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from types import SimpleNamespace
+
+from lm_eval.api.instance import Instance
+
+from stepsaver.bench.session import Chunk, SampleKey, Session, data_hash
+from stepsaver.bench.spec import Experiment
+from stepsaver.bench.tuning.agreement import agreement, how_compared
+from stepsaver.bench.worker import CellRequest, OpenCell, cell_request
+from stepsaver.engine.errors import UsageError
+from stepsaver.evaluation.answer_values import answer_values
+from stepsaver.evaluation.recipe import Measure
+from stepsaver.evaluation.task_loading import LoadedTask
+
+SEARCHED = 0.3  # of the problems of a task that names no others for confirming
+LEAST_CHUNKS = 2
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Chunks of a task, and how a candidate's answers to them are compared with the baseline's."""
+
+    request: CellRequest
+    chunks: tuple[Chunk, ...]
+    measure: Measure = "accuracy"
+    pattern: re.Pattern[str] | None = None
+
+    @property
+    def count(self) -> int:
+        return sum(len(chunk.samples) for chunk in self.chunks)
+
+    def differences(self, ours: OpenCell, baseline: OpenCell, chunk: Chunk) -> list[float]:
+        """Of each problem of a chunk, how much less right the answer is than the baseline's; both have it."""
+        records, plain = ours.cell.records[chunk.number], baseline.cell.records[chunk.number]
+        if self.measure == "agreement":
+            theirs = {record.key: record for record in plain}
+            return [1 - agreement(each, theirs[each.key], self.pattern) for each in records]
+        after, before = (
+            {(each.task, each.document): each.value for each in answer_values(self.request.task, chunk.requests, found)}
+            for found in (records, plain)
+        )
+        return [before[key] - after[key] for key in before]
+
+
+@dataclass(frozen=True)
+class SplitProblems:
+    search: Problems
+    fresh: Problems
+
+
+def task_problems(
+    experiment: Experiment, session: Session, task: LoadedTask, fresh: LoadedTask | None
+) -> SplitProblems:
+    """All problems of a task to search on and those of another to confirm on; without one, the task's are divided."""
+    request = cell_request(experiment, session, task, None)
+    if fresh is not None:
+        others = cell_request(experiment, session, fresh, None)
+        return SplitProblems(Problems(request, request.chunks), Problems(others, others.chunks))
+    return _divided(Problems(request, request.chunks))
+
+
+def prompt_problems(
+    experiment: Experiment,
+    session: Session,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    pattern: re.Pattern[str] | None,
+) -> SplitProblems:
+    """Prompts without labels, as chunks of requests of a task of their own."""
+    name = experiment.spec.tasks[0]
+    keywords = {"until": [], "do_sample": False, "max_gen_toks": max_new_tokens}
+    instances = [
+        Instance("generate_until", {"prompt": text}, (text, keywords), 0, metadata=(name, place, 1))
+        for place, text in enumerate(prompts)
+    ]
+    size = experiment.spec.chunk_samples
+    chunks = tuple(
+        Chunk(number, tuple(SampleKey(name, each.doc_id) for each in members), tuple(members))
+        for number, start in enumerate(range(0, len(instances), size))
+        if (members := instances[start : start + size])
+    )
+    stub = SimpleNamespace(config=SimpleNamespace(num_fewshot=0))
+    task = LoadedTask(name, "generation", f"agreement,{how_compared(pattern)}", (), False, {"tasks": {name: stub}})
+    request = CellRequest(experiment, session, task, None, chunks, data_hash(chunks))
+    return _divided(Problems(request, chunks, "agreement", pattern))
+
+
+def _divided(problems: Problems) -> SplitProblems:
+    chunks = problems.chunks
+    searched = max(LEAST_CHUNKS, ceil(SEARCHED * len(chunks)))
+    if len(chunks) < searched + LEAST_CHUNKS:
+        raise UsageError(
+            f"{problems.count} problems are too few: some to search on and others to confirm on, in chunks of "
+            f"{len(chunks[0].samples) if chunks else 0}, make at least {searched + LEAST_CHUNKS} chunks"
+        )
+    parts = (
+        Problems(problems.request, part, problems.measure, problems.pattern)
+        for part in (chunks[:searched], chunks[searched:])
+    )
+    return SplitProblems(*parts)

@@ -1,0 +1,155 @@
+"""The search: single changes first, then combinations that these predict, then a race over more and more problems.
+
+Nothing of it enters the guarantee, which is `confirm.py`'s alone: a poor search finds less, it never promises more.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, log2
+from typing import Protocol
+
+from stepsaver.bench.tuning.race import Goal, Observed
+
+HOPELESS = 1.02  # a speed-up, measured and predicted, that no race could tell from none
+SHARE_OF_SINGLES, SHARE_OF_COMBINATIONS = 0.35, 0.2  # of the search's time; the race has the rest
+TOGETHER = 6  # candidates that are timed beside one run of the baseline, before the race
+MOST_COMBINATIONS = 24
+SURVIVORS, LEAST_SURVIVORS = 0.5, 5  # of a rung
+
+
+class Trials(Protocol):
+    """Runs candidates beside the baseline on the search's problems, and remembers what came of it."""
+
+    chunks: int  # that there are
+
+    def run(self, names: Sequence[str], chunk: int) -> None:
+        """Runs these candidates and the baseline on a chunk, where that is missing."""
+        ...
+
+    def observed(self, name: str) -> Observed | None:
+        """What is known so far; None of a candidate that was never run."""
+        ...
+
+    def seconds_left(self) -> float:
+        """Of the search's budget."""
+        ...
+
+
+class Space(Protocol):
+    """What may be tried."""
+
+    def singles(self) -> Sequence[str]:
+        """Candidates that differ from plain decoding in one thing, the cheapest of each kind first."""
+        ...
+
+    def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
+        """Whether a candidate is of the same kind as a hopeless one and costs at least as much."""
+        ...
+
+    def combinations(self, known: Mapping[str, Observed], goal: Goal, most: int) -> list[str]:
+        """The most promising combinations of single changes, by what is known of these."""
+        ...
+
+
+@dataclass
+class Found:
+    """What a search came to."""
+
+    ranked: list[tuple[str, Observed]] = field(default_factory=list)  # the most promising first
+    out: dict[str, str] = field(default_factory=dict)  # by candidate, why it left
+    never_run: list[str] = field(default_factory=list)  # for want of time
+
+
+def search(space: Space, trials: Trials, goal: Goal) -> Found:
+    """Ranks candidates by the speed-up that they can be expected to be confirmed with."""
+    found, budget = Found(), trials.seconds_left()
+    tried = _try_singles(space, trials, found, until=budget * (1 - SHARE_OF_SINGLES))
+    until = trials.seconds_left() - budget * SHARE_OF_COMBINATIONS
+    combined = space.combinations(_known(tried, trials), goal, MOST_COMBINATIONS)
+    tried += _try_once(combined, trials, found, until=until)
+    racing = [name for name, observed in _known(tried, trials).items() if _is_hopeful(name, observed, found)]
+    standing = _known(_race(racing, trials, found, goal), trials)
+    found.ranked = _ranked(standing, goal)
+    return found
+
+
+def _ranked(standing: Mapping[str, Observed], goal: Goal) -> list[tuple[str, Observed]]:
+    """The most promising first; each further one, which is tried if those before fail, is likelier to hold."""
+    ranked: list[tuple[str, Observed]] = []
+    for name, observed in sorted(standing.items(), key=lambda each: -goal.expected_gain(each[1])):
+        is_likelier = not ranked or goal.chance(observed) > goal.chance(ranked[-1][1])
+        if is_likelier and goal.expected_gain(observed) > 0:
+            ranked.append((name, observed))
+    return ranked
+
+
+def _known(names: Sequence[str], trials: Trials) -> dict[str, Observed]:
+    return {name: observed for name in names if (observed := trials.observed(name)) is not None}
+
+
+def _try_singles(space: Space, trials: Trials, found: Found, *, until: float) -> list[str]:
+    """A chunk each. Where a setting is hopeless, none of its kind is run that costs as much or more."""
+    tried: list[str] = []
+    hopeless: list[str] = []
+    waiting = list(space.singles())
+    while waiting:
+        covered = [name for name in waiting if space.is_covered(name, hopeless)]
+        found.out |= dict.fromkeys(covered, "not run: a cheaper setting of its kind saves nothing here")
+        waiting = [name for name in waiting if name not in covered]
+        now, waiting = waiting[:TOGETHER], waiting[TOGETHER:]
+        ran = _try_once(now, trials, found, until=until)
+        hopeless += [name for name, each in _known(ran, trials).items() if each.expected_speed_up < HOPELESS]
+        tried += ran
+    return tried
+
+
+def _try_once(names: Sequence[str], trials: Trials, found: Found, *, until: float) -> list[str]:
+    """Runs the first chunk of candidates, a few at a time, while there is time."""
+    ran: list[str] = []
+    for start in range(0, len(names), TOGETHER):
+        now = names[start : start + TOGETHER]
+        if trials.seconds_left() <= until:
+            found.never_run += now
+        else:
+            trials.run(now, 0)
+            ran += now
+    return ran
+
+
+def _is_hopeful(name: str, observed: Observed, found: Found) -> bool:
+    if observed.expected_speed_up >= HOPELESS:
+        return True
+    found.out[name] = f"it saves nothing here: {observed.expected_speed_up:.2f}x after {observed.problems} problems"
+    return False
+
+
+def _race(racing: list[str], trials: Trials, found: Found, goal: Goal) -> list[str]:
+    """Successive halving: each rung takes as long as the others, with half the candidates on twice the problems."""
+    done = 1  # chunks
+    rungs = max(1, ceil(log2(max(len(racing), 2) / LEAST_SURVIVORS)) + 2)
+    for rung in range(rungs):
+        racing = _survivors(racing, trials, found, goal)
+        share = trials.seconds_left() / (rungs - rung)
+        until = trials.seconds_left() - share
+        while racing and done < trials.chunks and trials.seconds_left() > max(until, 0.0):
+            trials.run(racing, done)
+            done += 1
+    return _inside(racing, trials, found, goal)
+
+
+def _survivors(racing: list[str], trials: Trials, found: Found, goal: Goal) -> list[str]:
+    """Who is inside by its intervals, and of these the more promising half."""
+    known = _known(_inside(racing, trials, found, goal), trials)
+    ordered = sorted(known, key=lambda name: -goal.expected_gain(known[name]))
+    kept = max(LEAST_SURVIVORS, ceil(len(racing) * SURVIVORS))
+    for name in ordered[kept:]:
+        found.out[name] = f"{kept} others promised more after {known[name].problems} problems"
+    return ordered[:kept]
+
+
+def _inside(racing: Sequence[str], trials: Trials, found: Found, goal: Goal) -> list[str]:
+    known = _known(racing, trials)
+    best = goal.best_lower_bound(known.values())
+    reasons = {name: reason for name, each in known.items() if (reason := goal.why_out(each, best))}
+    found.out |= reasons
+    return [name for name in known if name not in reasons]

@@ -1,0 +1,183 @@
+"""What may be tried: the settings that rules and policies declare (`engine/tuned.py`), sub-block sizes and joins."""
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from stepsaver.bench.tuning.race import Goal, Observed
+from stepsaver.engine import registry
+from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.joins import Join
+from stepsaver.engine.policies.policy import DEFAULT_POLICY, Policy
+from stepsaver.engine.policies.verified import Verified
+from stepsaver.engine.rules.rule import Rule, check_rules
+from stepsaver.engine.tuned import BY_DRIFT, tuned_fields
+
+RULES, POLICIES = "stepsaver.engine.rules", "stepsaver.engine.policies"
+FIRST_RULES = ("previous_row", "trim", "near_rows", "light_commit")  # in the order in which they are applied
+JOINS_TRIED: tuple[Join, ...] = ("prefill", "commit", "all")  # what they save is no matter of order
+LEAST_SUB_BLOCK = 4
+LONGEST_NAME = 90
+CHOICES = 3  # of a kind, in combinations
+BEAM = 300
+
+
+class Setting(NamedTuple):
+    """One change of plain decoding: a rule, a policy, a size of sub-blocks or a join."""
+
+    kind: str
+    value: Any
+    ranks: tuple[int, ...] = ()  # of its ordered fields: the higher, the cheaper
+    others: tuple[Any, ...] = ()  # the values of fields that have no order
+
+    @property
+    def label(self) -> str:
+        """A short name: of a rule or policy, with the fields that are not as usual."""
+        if not hasattr(self.value, "name"):
+            return f"{self.kind}-{self.value}"
+        said = [self.value.name]
+        for field in fields(self.value):
+            value = getattr(self.value, field.name)
+            if value != field.default:
+                named = "" if field.name == self.value.name else field.name
+                said.append(f"{named}{registry.value_text(value)}".replace(",", "."))
+        return "-".join(said)
+
+    def costs_at_least(self, other: "Setting") -> bool:
+        """Whether it is of the other's kind and nowhere cheaper."""
+        is_same = self.kind == other.kind and self.others == other.others
+        return is_same and all(ours <= theirs for ours, theirs in zip(self.ranks, other.ranks, strict=True))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A combination of settings, at most one of a kind."""
+
+    settings: tuple[Setting, ...]
+
+    def value(self, kind: str) -> Any:
+        return next((each.value for each in self.settings if each.kind == kind), None)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        rules = [each.value for each in self.settings if isinstance(each.value, Rule)]
+        return tuple(sorted(rules, key=_turn))
+
+    @property
+    def policy(self) -> Policy | None:
+        return self.value("policy")  # type: ignore[no-any-return]
+
+    @cached_property
+    def name(self) -> str:
+        label = "+".join(each.label for each in sorted(self.settings, key=lambda each: (each.kind, each.label)))
+        if len(label) <= LONGEST_NAME:
+            return label
+        return f"{label[:LONGEST_NAME]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
+
+
+def _turn(rule: Rule) -> tuple[int, str]:
+    """Rules that other experiments combine keep their order there; the rest follow by name."""
+    return (FIRST_RULES.index(rule.name) if rule.name in FIRST_RULES else len(FIRST_RULES), rule.name)
+
+
+class DeclaredSpace:
+    """All settings that make sense for a model and the way it is decoded."""
+
+    def __init__(self, decoding: DecodingSettings, layers: int, layer_groups: Sequence[str] = ()) -> None:
+        self.decoding, self.layers, self.layer_groups = decoding, layers, tuple(layer_groups)
+        self.known: dict[str, Candidate] = {}
+
+    def candidate(self, name: str) -> Candidate:
+        return self.known[name]
+
+    def singles(self) -> list[str]:
+        found = [Candidate((setting,)) for setting in self._settings()]
+        possible = {each.name: each for each in found if self.is_possible(each)}
+        self.known |= possible
+        return sorted(possible, key=lambda name: -sum(possible[name].settings[0].ranks))  # the cheapest first
+
+    def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
+        (ours,) = self.known[name].settings
+        return any(ours.costs_at_least(self.known[other].settings[0]) for other in hopeless)
+
+    def combinations(self, known: Mapping[str, Observed], goal: Goal, most: int) -> list[str]:
+        """Speed-ups are multiplied and drops added up; what is promising by that is then run for itself."""
+        beam: list[tuple[Candidate, Observed | None]] = [(Candidate(()), None)]
+        for choices in self._choices(known, goal).values():
+            grown = [
+                (Candidate((*candidate.settings, setting)), _joined(observed, known[single]))
+                for candidate, observed in beam
+                for single, setting in choices
+            ]
+            beam = [*beam, *(each for each in grown if self.is_possible(each[0]))]
+            beam = sorted(beam, key=lambda each: -(goal.expected_gain(each[1]) if each[1] else 0.0))[:BEAM]
+        several = [candidate for candidate, _ in beam if len(candidate.settings) > 1][:most]
+        self.known |= {each.name: each for each in several}
+        return [each.name for each in several]
+
+    def _choices(self, known: Mapping[str, Observed], goal: Goal) -> dict[str, list[tuple[str, Setting]]]:
+        """By kind, the few settings that promise most on their own."""
+        choices: dict[str, list[tuple[str, Setting]]] = {}
+        for name in sorted(known, key=lambda each: -goal.expected_gain(known[each])):
+            (setting,) = self.known[name].settings
+            same = choices.setdefault(setting.kind, [])
+            if known[name].expected_speed_up > 1 and len(same) < CHOICES:
+                same.append((name, setting))
+        return choices
+
+    def is_possible(self, candidate: Candidate) -> bool:
+        size = candidate.value("sub")
+        decoding = replace(self.decoding, sub_block_size=size) if size else self.decoding
+        try:
+            check_rules(candidate.rules, decoding, self.layers)
+            if isinstance(candidate.policy, Verified):
+                candidate.policy.check(decoding)
+        except UsageError:
+            return False
+        return not (candidate.rules and isinstance(candidate.policy, Verified))
+
+    def _settings(self) -> Iterator[Setting]:
+        seen: set[Any] = set()
+        for name, made in registry.found_in(RULES).items():
+            for setting in self._declared(name, made):
+                same = setting.value.same_answers_as()
+                if same not in seen and not setting.value.inert_reason():
+                    seen.add(same)
+                    yield setting
+        for made in registry.found_in(POLICIES).values():
+            yield from self._declared("policy", made)
+        block = self.decoding.block_size
+        for size in range(LEAST_SUB_BLOCK, block + 1):
+            if block % size == 0 and size & (size - 1) == 0 and size != self.decoding.sub_block_size:
+                yield Setting("sub", size, others=(size,))
+        yield from (Setting("join", join, others=(join,)) for join in JOINS_TRIED)
+
+    def _declared(self, kind: str, made: type) -> Iterator[Setting]:
+        """Every combination of the values that a rule or policy declares; nothing if it declares none."""
+        declared = tuned_fields(made)
+        if not declared:
+            return
+        tried = [self.layer_groups if each.values == (BY_DRIFT,) else each.values for each in declared.values()]
+        for places in itertools.product(*(range(len(values)) for values in tried)):
+            chosen = {name: values[place] for name, values, place in zip(declared, tried, places, strict=True)}
+            try:
+                value = made(**chosen)
+            except UsageError:  # values that exclude each other
+                continue
+            ranks = tuple(place for place, each in zip(places, declared.values(), strict=True) if each.is_ordered)
+            kinds = tuple(chosen[name] for name, each in declared.items() if not each.is_ordered)
+            if registry.describe(value) != registry.describe(registry.parse(DEFAULT_POLICY, POLICIES, "policy")):
+                yield Setting(kind, value, ranks, (made.__name__, *kinds))
+
+
+def _joined(one: Observed | None, other: Observed) -> Observed:
+    """What two changes would do together if each did what it does alone."""
+    if one is None:
+        return other
+    scale = one.problems / other.problems
+    up = one.expected_speed_up * other.expected_speed_up
+    return Observed(one.problems, one.lost + scale * other.lost, one.won + scale * other.won, (up,), up)

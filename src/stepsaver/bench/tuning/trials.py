@@ -1,0 +1,106 @@
+"""Candidates on the bench: each is a config of the tuning's experiment, stored like any other, beside the baseline."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from stepsaver.bench.spec import ConfigSpec
+from stepsaver.bench.stored_files import Timing
+from stepsaver.bench.summary import chunk_pairs, speed_ups
+from stepsaver.bench.tuning.problems import Problems
+from stepsaver.bench.tuning.race import Observed
+from stepsaver.bench.worker import OpenCell, Opening, open_cells, run_missing
+
+BASELINE = "baseline"
+
+Report = Callable[[str], None]  # told what is being run
+
+
+@dataclass
+class BenchTrials:
+    """Runs candidates on some problems until a moment; what is stored already costs nothing."""
+
+    problems: Problems
+    results: Path
+    config_of: Callable[[str], ConfigSpec]
+    until: float  # on the monotonic clock
+    report: Report
+    cells: dict[str, OpenCell] = field(default_factory=dict)
+    known: dict[tuple[str, int], tuple[int, float, float]] = field(default_factory=dict)  # problems, lost, won
+    turn: int = 0
+
+    @property
+    def chunks(self) -> int:
+        return len(self.problems.chunks)
+
+    def seconds_left(self) -> float:
+        return self.until - time.monotonic()
+
+    def run(self, names: Sequence[str], chunk: int) -> None:
+        """The order rotates from call to call, so that nobody is always the first."""
+        everybody = [BASELINE, *names]
+        self._open(everybody)
+        start = self.turn % len(everybody)
+        self.turn += 1
+        cells = {name: self.cells[name] for name in everybody[start:] + everybody[:start]}
+        run_missing(
+            cells,
+            [self.problems.chunks[chunk]],
+            lambda name, done, total: self.report(name),
+            baseline_of=dict.fromkeys(everybody, BASELINE),
+        )
+
+    def _open(self, names: Sequence[str]) -> None:
+        new = [self.config_of(name) for name in names if name not in self.cells]
+        if new:
+            self.cells |= open_cells(self.problems.request, new, self.results, Opening(""))
+
+    def observed(self, name: str) -> Observed | None:
+        return self.observed_on(name, self.chunks)
+
+    def observed_on(self, name: str, chunks: int) -> Observed | None:
+        """What is known of a candidate on the first chunks of the problems."""
+        if name not in self.cells:
+            return None
+        ours, baseline = self.cells[name], self.cells[BASELINE]
+        shared = [each for each in self.problems.chunks[:chunks] if ours.has(each) and baseline.has(each)]
+        if not shared:
+            return None
+        for chunk in shared:
+            if (name, chunk.number) not in self.known:
+                differences = self.problems.differences(ours, baseline, chunk)
+                lost, won = (sum(max(0.0, side * each) for each in differences) for side in (1, -1))
+                self.known[name, chunk.number] = (len(differences), lost, won)
+        counts = [self.known[name, chunk.number] for chunk in shared]
+        problems, lost, won = (sum(each[place] for each in counts) for place in range(3))
+        numbers = {chunk.number for chunk in shared}
+        pairs = [
+            pair
+            for pair in chunk_pairs(ours.cell.counting_timings, baseline.cell.counting_timings)
+            if pair[0]["chunk"] in numbers
+        ]
+        return Observed(int(problems), lost, won, smaller_speed_ups(pairs), _predicted(pairs))
+
+    def seconds_per_problem(self, name: str) -> float | None:
+        """Of a candidate, as measured so far."""
+        timings = self.cells[name].cell.own_timings if name in self.cells else []
+        samples = sum(each["samples"] for each in timings)
+        return sum(each["seconds"] for each in timings) / samples if samples else None
+
+
+def smaller_speed_ups(pairs: list[tuple[Timing, Timing]]) -> tuple[float, ...]:
+    """By tokens per second or by seconds per sample: whichever says less, once for each chunk."""
+    if not pairs:
+        return ()
+    newest = {ours["chunk"]: (ours, base) for ours, base in pairs}
+    return tuple(min(speed_ups(list(newest.values())).values(), key=fmean))
+
+
+def _predicted(pairs: list[tuple[Timing, Timing]]) -> float | None:
+    """The speed-up per problem, by what rows take on this machine; None where nobody measured that."""
+    seconds = [(ours.get("predicted_seconds"), base.get("predicted_seconds")) for ours, base in pairs]
+    if not seconds or any(not one or not other for one, other in seconds):
+        return None
+    return sum(base for _, base in seconds) / sum(ours for ours, _ in seconds)
