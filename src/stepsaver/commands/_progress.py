@@ -1,6 +1,7 @@
 """A progress bar on a terminal, silence elsewhere."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -45,3 +46,19 @@ def counting_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
             bar.update(known[name], completed=done, total=total)
 
         yield move
+
+
+@contextmanager
+def budget_progress(label: str, seconds: float) -> Iterator[Callable[[str], None]]:
+    """A bar of the time that may be used, told what is being done; on anything but a terminal nothing is shown."""
+    if not sys.stderr.isatty():
+        yield lambda what: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[what]}"))
+    started = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=seconds, what="")
+        yield lambda what: bar.update(task, completed=min(seconds, time.monotonic() - started), what=what)

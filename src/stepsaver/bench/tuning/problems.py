@@ -19,6 +19,12 @@ from stepsaver.evaluation.task_loading import LoadedTask
 
 SEARCHED = 0.3  # of the problems of a task that names no others for confirming
 LEAST_CHUNKS = 2
+LEAST_SAMPLES = 16  # of a chunk
+
+
+def chunk_samples(batch_size: int) -> int:
+    """Two batches: a chunk's last samples, which leave slots empty, then weigh no more than in other experiments."""
+    return max(LEAST_SAMPLES, 2 * batch_size)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,8 +116,8 @@ class Tuning:
         needed = 2 * least * seconds_per_problem / (1 - SHARE_OF_SEARCH)
         if needed > self.aim.budget:
             raise UsageError(
-                f"--budget {self.aim.budget / 60:.1f} min is too small for a verdict: {least} fresh problems, the least "
-                f"that can tell {self.aim.max_drop:g} points, and a search take about {needed / 60:.1f} min here"
+                f"--budget {self.aim.budget / 60:.1f} min is too small for a verdict: the {least} fresh problems that "
+                f"{self.aim.max_drop:g} points need at least, and a search, take about {needed / 60:.1f} min here"
             )
 
     def _layer_groups(self) -> list[str]:
@@ -261,11 +260,3 @@ def write_experiment(experiment: Experiment) -> None:
     content["configs"] = [each.model_dump(mode="json", exclude_defaults=True) for each in experiment.configs]
     head = "# Written by `stepsaver tune`: every candidate that was run.\n"
     write_beside(Path(experiment.folder) / FILE, head + yaml.safe_dump(content, sort_keys=False, width=110))
-
-
-@contextmanager
-def alone(results: Path) -> Iterator[None]:
-    from stepsaver.bench.store import exclusive
-
-    with exclusive(results):
-        yield

@@ -1,0 +1,242 @@
+"""`stepsaver tune`: the fastest settings that keep the answers, found and confirmed for a model, task and batch size."""
+
+import argparse
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepsaver.commands._json_lines import read_json_lines, text_of
+from stepsaver.commands._outputs import check_output_file, check_output_folder
+from stepsaver.commands._progress import budget_progress
+from stepsaver.engine.defaults import NEW_TOKENS, WEIGHTS
+from stepsaver.engine.errors import UsageError, shown
+
+if TYPE_CHECKING:
+    from stepsaver.bench.session import Session
+    from stepsaver.bench.spec import Experiment
+    from stepsaver.bench.tuning.problems import SplitProblems
+    from stepsaver.bench.tuning.tuning import Aim, Outcome
+
+WHEN_STOPPED = "every finished chunk and every attempt is stored, and the same command goes on from there"
+HELP = "find the fastest settings that keep the answers"
+RECIPE, PAGE, RECORD = "recipe.yaml", "tuning.html", "tuning.json"
+UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+MOST_SECONDS = 30 * 24 * 3600.0
+MOST_BATCH = 1 << 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="M", help="a checkpoint folder, a hub id, or `embedded`")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--task", metavar="T", help="a task with labels")
+    source.add_argument(
+        "--prompts", type=Path, metavar="FILE.jsonl", help='{"prompt": "..."}: agreement with plain decoding'
+    )
+    parser.add_argument("--max-drop", type=float, required=True, metavar="POINTS", help="of accuracy, or of agreement")
+    parser.add_argument("--batch-size", type=int, required=True, metavar="N", help="samples decoded together")
+    parser.add_argument("--budget", default="30min", metavar="TIME", help="such as 90s, 30min or 2h (default: 30min)")
+    parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the experiment's folder (default: by what is tuned)")
+    parser.add_argument("--recipe-out", type=Path, metavar="FILE", help="also write the recipe there")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be tried and how long; run nothing")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--jobs", choices=("local", "slurm"), default="local", help="where it runs (default: here)")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="local files instead of the hub")
+    parser.add_argument("--metric", metavar="M", help="what counts as accuracy, `metric,filter` of lm-eval's results")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, float64, bfloat16 or float16")
+    parser.add_argument("--weights", default=WEIGHTS, help="on a CPU: auto, float32 or float16")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    without = parser.add_argument_group("prompts without labels")
+    without.add_argument("--answer", metavar="REGEX", help="what the final answer is in a text")
+    without.add_argument("--max-new-tokens", type=int, default=NEW_TOKENS, metavar="N", help="(default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from stepsaver.bench.session import open_session
+    from stepsaver.bench.store import exclusive
+    from stepsaver.bench.tuning.ledger import Ledger
+    from stepsaver.bench.tuning.tuning import Tuning, write_experiment
+
+    aim = _aim(options)
+    if options.jobs != "local":
+        raise UsageError(
+            f"--jobs {options.jobs}: a tuning compares timings and runs on one machine; submit this command"
+        )
+    check_output_file("--recipe-out", options.recipe_out)
+    experiment = _experiment(options, aim)
+    prompts = _read_prompts(options)
+    tasks = _load_tasks(options)
+    if options.dry_run:
+        session = open_session(experiment, model_name=options.model, has_weights=False)
+        _print_plan(session, _problems(options, experiment, session, tasks, prompts), aim)
+        return 0
+    check_output_folder("--out", experiment.folder)
+    settings = {"max_drop": aim.max_drop, "confidence": aim.confidence, "batch_size": options.batch_size}
+    settings |= {"model": options.model, "task": experiment.spec.tasks[0], "answer": options.answer}
+    ledger = Ledger(experiment.folder, settings)
+    with exclusive(experiment.folder.resolve() / "results"):
+        session = open_session(experiment, model_name=options.model)
+        problems = _problems(options, experiment, session, tasks, prompts)
+        write_experiment(experiment)
+        with budget_progress("tuning", aim.budget) as report:
+            tuning = Tuning(experiment, session, problems, aim, report)
+            outcome = tuning.run(ledger)
+    return _show(options, tuning.experiment, outcome, problems.search.measure)
+
+
+def _aim(options: argparse.Namespace) -> "Aim":
+    from stepsaver.bench.tuning.tuning import Aim
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", options.budget.strip())
+    if not found or found[2] not in UNITS or not 0 < float(found[1]) * UNITS[found[2]] <= MOST_SECONDS:
+        raise UsageError(f"--budget {shown(options.budget)} is no time such as 90s, 30min or 2h")
+    if not 0 < options.max_drop < 100:
+        raise UsageError(f"--max-drop {options.max_drop} is not between 0 and 100 points")
+    if not 0.5 <= options.confidence < 1:
+        raise UsageError(f"--confidence {options.confidence} is not from 0.5 to below 1")
+    if not 1 <= options.batch_size <= MOST_BATCH:
+        raise UsageError(f"batch size {shown(options.batch_size)} is not from 1 to {MOST_BATCH}")
+    if options.answer is not None and options.prompts is None:
+        raise UsageError("--answer is for --prompts; a task has its own way to find an answer")
+    return Aim(options.max_drop, options.confidence, float(found[1]) * UNITS[found[2]])
+
+
+def _experiment(options: argparse.Namespace, aim: "Aim") -> "Experiment":
+    """The tuning's experiment: plain decoding at the reference's settings, and no candidate yet."""
+    from stepsaver.bench.experiments import experiments_folder
+    from stepsaver.bench.spec import Condition, ConfigSpec, Criterion, Experiment, ExperimentSpec, Success
+    from stepsaver.bench.tuning.problems import chunk_samples
+    from stepsaver.bench.tuning.trials import BASELINE
+
+    task = options.task or re.sub(r"[^\w.+-]", "_", options.prompts.stem).lstrip("_.+-") or "prompts"
+    model = re.sub(r"[^\w.-]", "_", Path(options.model).name)
+    name = f"tune_{model}_{task}_batch_{options.batch_size}_drop_{aim.max_drop:g}"
+    conditions = {
+        "confirm_if": Criterion(
+            speed_up=Condition.parse("> 1"),
+            drop_points=Condition.parse(f"< {aim.max_drop:.10f}".rstrip("0").rstrip(".")),
+        ),
+        "reject_if": Criterion(speed_up=Condition.parse("< 1"), drop_points=Condition.parse("> 100")),
+    }
+    baseline = ConfigSpec(name=BASELINE)
+    spec = ExperimentSpec(
+        question=f"What decodes {task} fastest at batch size {options.batch_size} within {aim.max_drop:g} points?",
+        tasks=(task,),
+        configs=[baseline],
+        baseline=BASELINE,
+        success=Success(**conditions),
+        model=options.model,
+        batch_size=options.batch_size,
+        batch_size_elsewhere=options.batch_size,
+        chunk_samples=chunk_samples(options.batch_size),
+        dtype=options.dtype,
+        weights=options.weights,
+        device=options.device,
+        metric=options.metric,
+        data_dir=options.data_dir and options.data_dir.resolve(),
+    )
+    return Experiment(options.out or experiments_folder() / name, spec, (baseline,), ())
+
+
+def _read_prompts(options: argparse.Namespace) -> list[str]:
+    if options.prompts is None:
+        return []
+    lines = read_json_lines(options.prompts)
+    return [text_of(entry, "prompt", f"{options.prompts} line {number}") for number, entry in lines]
+
+
+def _load_tasks(options: argparse.Namespace) -> list[Any]:
+    """The task to search on, and the one that it declares for confirming."""
+    from stepsaver.evaluation.task_loading import TaskOptions, load_task
+    from stepsaver.evaluation.task_registry import find_declaration
+
+    if options.task is None:
+        return []
+    declaration = find_declaration(options.task)
+    fresh = declaration.fresh_problems if declaration and options.data_dir is None else None
+    wanted = TaskOptions(data_dir=options.data_dir, metric=options.metric)
+    return [load_task(name, wanted) for name in (options.task, fresh) if name]
+
+
+def _problems(
+    options: argparse.Namespace, experiment: "Experiment", session: "Session", tasks: list[Any], prompts: list[str]
+) -> "SplitProblems":
+    from stepsaver.bench.tuning.agreement import answer_pattern
+    from stepsaver.bench.tuning.problems import prompt_problems, task_problems
+
+    if tasks:
+        return task_problems(experiment, session, tasks[0], tasks[1] if len(tasks) > 1 else None)
+    tokenizer = session.tokenizer
+    if tokenizer.has_chat_template:
+        prompts = [tokenizer.chat_prompt([{"role": "user", "content": text}]) for text in prompts]
+    pattern = answer_pattern(options.answer)
+    return prompt_problems(experiment, session, prompts, max_new_tokens=options.max_new_tokens, pattern=pattern)
+
+
+def _print_plan(session: "Session", problems: "SplitProblems", aim: "Aim") -> None:
+    from collections import Counter
+
+    from stepsaver.bench.tuning.confirm import least_problems
+    from stepsaver.bench.tuning.space import DeclaredSpace
+    from stepsaver.bench.tuning.tuning import SHARE_OF_SEARCH
+
+    space = DeclaredSpace(session.decoding, session.model.config.layers, ("all",))
+    names = space.singles()
+    kinds = Counter(space.candidate(name).settings[0].kind for name in names)
+    print(f"{len(names)} single changes: {', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))}")
+    print("and combinations of those that pay; layer groups follow from the drift of this model")
+    search, fresh = problems.search, problems.fresh
+    print(f"search: {search.count} problems of {search.request.task.name}, {SHARE_OF_SEARCH * aim.budget / 60:.1f} min")
+    print(f"confirm: {fresh.count} fresh problems of {fresh.request.task.name}, the rest of {aim.budget / 60:.1f} min")
+    least = least_problems(aim.limit, aim.confidence)
+    print(f"a drop below {aim.max_drop:g} points at {100 * aim.confidence:g} % needs at least {least} fresh problems")
+    if search.measure == "agreement":
+        print(f"there are no labels: the drop is one of agreement with plain decoding ({search.request.task.accuracy})")
+
+
+def _show(options: argparse.Namespace, experiment: "Experiment", outcome: "Outcome", measure: str) -> int:
+    from stepsaver.bench.durable import write_beside
+    from stepsaver.bench.tuning.record import tuning_document
+    from stepsaver.evaluation.recipe import recipe_text
+    from stepsaver.report.tuning_page import tuning_page
+
+    folder = experiment.folder
+    document = tuning_document(experiment, outcome, measure)
+    write_beside(folder / RECORD, json.dumps(document, indent=1) + "\n")
+    write_beside(folder / PAGE, tuning_page(document))
+    if outcome.recipe is not None:
+        for path in filter(None, (folder / RECIPE, options.recipe_out)):
+            write_beside(path, recipe_text(outcome.recipe))
+    if options.json:
+        print(json.dumps(document))
+        return 0
+    for line in outcome_lines(document):
+        print(line)
+    print(f"\n{outcome.sentence}")
+    if outcome.recipe is not None:
+        print(f"recipe: {options.recipe_out or folder / RECIPE}")
+    print(f"page: {folder / PAGE}")
+    return 0
+
+
+def outcome_lines(document: dict[str, Any]) -> list[str]:
+    """The most promising candidates of the search, and the attempts at confirming."""
+    of = "drop" if document["measure"] == "accuracy" else "loss of agreement with plain decoding"
+    best = [each for each in document["candidates"] if each["rank"] is not None]
+    lines = [f"searched {len(document['candidates'])} candidates in {document['seconds']:.0f} s; most promising:"]
+    for each in sorted(best, key=lambda one: one["rank"])[:8]:
+        lines.append(
+            f"  {each['name']}: {each['speed_up']:.2f}x, {of} {each['drop_points']:+.1f} points "
+            f"on {each['problems']} problems"
+        )
+    for each in document["attempts"]:
+        low, high = each["drop_points"][1:]
+        lines.append(
+            f"attempt {each['number']}, {each['name']}: {each['outcome']}: {each['speed_up'][0]:.2f}x "
+            f"[{each['speed_up'][1]:.2f}, {each['speed_up'][2]:.2f}], {of} {each['drop_points'][0]:+.2f} "
+            f"[{low:+.2f}, {high:+.2f}] points on {each['problems']} fresh problems"
+        )
+    return lines
