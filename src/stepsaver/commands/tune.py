@@ -1,4 +1,4 @@
-"""`stepsaver tune`: the fastest settings that keep the answers, found and confirmed for a model, task and batch size."""
+"""`stepsaver tune`: the fastest settings that keep the answers, for a model, a task and a batch size."""
 
 import argparse
 import json
@@ -14,8 +14,8 @@ from stepsaver.engine.defaults import NEW_TOKENS, WEIGHTS
 from stepsaver.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
-    from stepsaver.bench.session import Session
-    from stepsaver.bench.spec import Experiment
+    from stepsaver.bench.experiment.spec import Experiment
+    from stepsaver.bench.running.session import Session
     from stepsaver.bench.tuning.problems import SplitProblems
     from stepsaver.bench.tuning.tuning import Aim, Outcome
 
@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from stepsaver.bench.session import open_session
-    from stepsaver.bench.store import exclusive
+    from stepsaver.bench.results.store import exclusive
+    from stepsaver.bench.running.session import open_session
     from stepsaver.bench.tuning.ledger import Ledger
     from stepsaver.bench.tuning.tuning import Tuning, write_experiment
 
@@ -106,8 +106,10 @@ def _aim(options: argparse.Namespace) -> "Aim":
 
 def _experiment(options: argparse.Namespace, aim: "Aim") -> "Experiment":
     """The tuning's experiment: plain decoding at the reference's settings, and no candidate yet."""
-    from stepsaver.bench.experiments import experiments_folder
-    from stepsaver.bench.spec import Condition, ConfigSpec, Criterion, Experiment, ExperimentSpec, Success
+    from stepsaver.bench.experiment.conditions import Condition, Criterion, Success
+    from stepsaver.bench.experiment.configs import ConfigSpec
+    from stepsaver.bench.experiment.folders import experiments_folder
+    from stepsaver.bench.experiment.spec import Experiment, ExperimentSpec
     from stepsaver.bench.tuning.problems import chunk_samples
     from stepsaver.bench.tuning.trials import BASELINE
 
@@ -189,16 +191,20 @@ def _print_plan(session: "Session", problems: "SplitProblems", aim: "Aim") -> No
     print(f"{len(names)} single changes: {', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))}")
     print("and combinations of those that pay; layer groups follow from the drift of this model")
     search, fresh = problems.search, problems.fresh
-    print(f"search: {search.count} problems of {search.request.task.name}, {SHARE_OF_SEARCH * aim.budget / 60:.1f} min")
-    print(f"confirm: {fresh.count} fresh problems of {fresh.request.task.name}, the rest of {aim.budget / 60:.1f} min")
+    print(
+        f"search: {search.count} problems of {search.task_run.task.name}, {SHARE_OF_SEARCH * aim.budget / 60:.1f} min"
+    )
+    print(f"confirm: {fresh.count} fresh problems of {fresh.task_run.task.name}, the rest of {aim.budget / 60:.1f} min")
     least = least_problems(aim.limit, aim.confidence)
     print(f"a drop below {aim.max_drop:g} points at {100 * aim.confidence:g} % needs at least {least} fresh problems")
     if search.measure == "agreement":
-        print(f"there are no labels: the drop is one of agreement with plain decoding ({search.request.task.accuracy})")
+        print(
+            f"there are no labels: the drop is one of agreement with plain decoding ({search.task_run.task.accuracy})"
+        )
 
 
 def _show(options: argparse.Namespace, experiment: "Experiment", outcome: "Outcome", measure: str) -> int:
-    from stepsaver.bench.durable import write_beside
+    from stepsaver.bench.results.durable import write_beside
     from stepsaver.bench.tuning.record import tuning_document
     from stepsaver.evaluation.recipe import recipe_text
     from stepsaver.report.tuning_page import tuning_page

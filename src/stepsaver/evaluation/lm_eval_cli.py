@@ -20,7 +20,7 @@ from lm_eval.api.registry import register_model
 
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import BATCH_SIZE, WEIGHTS, Weights
-from stepsaver.engine.engine import choose_device, choose_dtype
+from stepsaver.engine.device import choose_device, choose_dtype
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.estimators import ESTIMATORS, Estimator
 from stepsaver.engine.joins import JOINS, Join

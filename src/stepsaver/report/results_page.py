@@ -12,6 +12,8 @@ from stepsaver.report.cells import ReportTask
 from stepsaver.report.experiment_log import log_entry, log_entry_markdown
 from stepsaver.report.markdown.markers import put_between
 from stepsaver.report.markdown.wrapping import wrap
+from stepsaver.report.parallelism import CAPTION, aup_lines, parallelism_texts
+from stepsaver.report.parallelism import COLUMNS as PARALLELISM
 from stepsaver.report.published_numbers import PublishedNumbers, published_markdown
 from stepsaver.report.tables import COLUMNS, complete_columns, complete_rows, markdown_table, result_rows
 
@@ -31,6 +33,13 @@ def result_tables(tasks: Sequence[ReportTask], published: PublishedNumbers | Non
             "#### Against the baseline",
             markdown_table(result_rows(task.summaries, verdict)),
         ]
+        if aup_lines(task):  # only where thresholds were swept: elsewhere the tables above say it
+            parts += [
+                "#### Parallelism",
+                CAPTION,
+                markdown_table(parallelism_texts(task), PARALLELISM),
+                "\n".join(f"- {line}" for line in aup_lines(task)),
+            ]
         if published is not None and (reported := published_markdown(task, published)):
             parts.append(reported)
         missing = [f"{cell.name} ({cell.note or cell.state})" for cell in task.unfinished]

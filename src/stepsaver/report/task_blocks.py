@@ -10,6 +10,7 @@ from stepsaver.report.blocks import Block, TableEntry, cell, facts, figure, inte
 from stepsaver.report.cells import ReportCell, ReportTask
 from stepsaver.report.figures import accuracy_speed as first_figure
 from stepsaver.report.figures import all_figures, figure_name
+from stepsaver.report.parallelism import parallelism_blocks
 
 COLUMNS = (
     "config", "accuracy", "drop (points)", "tokens", "tokens/s", "speed-up", "predicted", "predicted here",
@@ -25,6 +26,7 @@ def task_blocks(task: ReportTask, *, other: ReportTask | None = None, other_name
     blocks.append(result_table(task))
     if other is not None:
         blocks.append(comparison_table(task, other, other_name))
+    blocks += parallelism_blocks(task)
     blocks.append(_findings(task))
     in_pairs = len(drawn) - len(drawn) % 2
     blocks += [

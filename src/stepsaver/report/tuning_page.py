@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from stepsaver.report.blocks import Block, Cell, cell, facts, figure, interval, number, tab, table
+from stepsaver.report.blocks import Block, TableEntry, cell, facts, figure, interval, number, tab, table
 from stepsaver.report.figures import PALETTE, layout, plain
 from stepsaver.report.report_page import report_page
 
@@ -40,6 +40,11 @@ def frontier(candidates: Sequence[Row]) -> list[Row]:
         if not front or each["drop_points"] < front[-1]["drop_points"]:
             front.append(each)
     return front[::-1]
+
+
+def _interval(bounds: Sequence[float], form: str) -> str:
+    low, high = bounds
+    return interval(low, high, form)
 
 
 def _text(value: Any) -> str:
@@ -88,8 +93,8 @@ def _attempts(document: Mapping[str, Any], of: str) -> Block:
             cell(str(each["number"]), each["number"]),
             cell(each["name"]),
             cell(each["outcome"], small=each["reason"]),
-            number(each["speed_up"][0], ".2f", suffix="x", small=interval(*each["speed_up"][1:], ".2f")),
-            number(each["drop_points"][0], "+.2f", small=interval(*each["drop_points"][1:], "+.2f")),
+            number(each["speed_up"][0], ".2f", suffix="x", small=_interval(each["speed_up"][1:], ".2f")),
+            number(each["drop_points"][0], "+.2f", small=_interval(each["drop_points"][1:], "+.2f")),
             cell(str(each["problems"]), each["problems"]),
             cell(f"{100 * each['confidence']:g} %"),
         ]
@@ -107,13 +112,13 @@ def _candidates(document: Mapping[str, Any], of: str) -> Block:
     return table("Everything that was tried", columns, rows, caption=caption, name="candidates")
 
 
-def _candidate(each: Row) -> list[Cell]:
+def _candidate(each: Row) -> list[TableEntry]:
     timed = each["speed_up_interval"]
     return [
         cell(each["name"]),
-        number(each["speed_up"], ".2f", suffix="x", small=interval(*timed, ".2f") if timed else ""),
+        number(each["speed_up"], ".2f", suffix="x", small=_interval(timed, ".2f") if timed else ""),
         number(each["predicted"], ".2f", suffix="x"),
-        number(each["drop_points"], "+.1f", small=interval(*each["drop_interval"], "+.1f")),
+        number(each["drop_points"], "+.1f", small=_interval(each["drop_interval"], "+.1f")),
         cell(str(each["problems"]), each["problems"]),
         cell(each["out"] or (f"rank {each['rank']}" if each["rank"] else "")),
     ]

@@ -177,6 +177,7 @@ def build_summary(
             "loading_seconds": max((each["loading_seconds"] for each in timings), default=0.0),
             "warm_up_seconds": max((each["warm_up_seconds"] for each in timings), default=0.0),
         },
+        "tokens_before_stop": _tokens_before_stop(cell.stored),
         "cost": {
             name: total[name] for name in ("forwards", "denoising_steps", "flops", "row_layers", "row_layers_reused")
         }
@@ -196,6 +197,12 @@ def build_summary(
         "run_id": cell.stored.run_id,
         "identity": cell.identity,
     }
+
+
+def _tokens_before_stop(files: CellFiles) -> int | None:
+    """Of what was generated, the tokens without those that ended it; none of a task that is scored."""
+    generated = [record for record in files.all_records if record.path == "generation"]
+    return sum(record.tokens - (record.finish == "stop") for record in generated) if generated else None
 
 
 def _timed_again(files: CellFiles) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal, Protocol
 
-from stepsaver.bench.statistics import Interval
+from stepsaver.bench.judging.statistics import Interval
 from stepsaver.bench.tuning.race import NEVER_SEEN, NORMAL, Observed, drop_interval, speed_interval
 
 Outcome = Literal["confirmed", "rejected", "undecided"]
@@ -30,9 +30,9 @@ def least_problems(limit: float, confidence: float) -> int:
 
 
 def problems_needed(observed: Observed, *, limit: float, confidence: float, most: int) -> int:
-    """So that a candidate that is as good as the search saw it is confirmed with `POWER`; `most` if none are enough."""
+    """So that a candidate little worse than the search saw it is confirmed with `POWER`; `most` if none suffice."""
     least = least_problems(limit, confidence)
-    distance = limit - observed.drop
+    distance = limit - observed.cautious_drop
     if distance <= 0:
         return most
     each = (observed.lost + observed.won + NEVER_SEEN) / observed.problems

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 from lm_eval.api.instance import Instance
 
-from stepsaver.bench.session import Chunk, SampleKey, Session, data_hash
-from stepsaver.bench.spec import Experiment
+from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.running.cell_run import CellRun
+from stepsaver.bench.running.chunks import Chunk, SampleKey, data_hash
+from stepsaver.bench.running.session import Session
+from stepsaver.bench.running.task_run import TaskRun, prepare_task
 from stepsaver.bench.tuning.agreement import agreement, how_compared
-from stepsaver.bench.worker import CellRequest, OpenCell, cell_request
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.answer_values import answer_values
 from stepsaver.evaluation.recipe import Measure
@@ -31,7 +33,7 @@ def chunk_samples(batch_size: int) -> int:
 class Problems:
     """Chunks of a task, and how a candidate's answers to them are compared with the baseline's."""
 
-    request: CellRequest
+    task_run: TaskRun
     chunks: tuple[Chunk, ...]
     measure: Measure = "accuracy"
     pattern: re.Pattern[str] | None = None
@@ -40,14 +42,17 @@ class Problems:
     def count(self) -> int:
         return sum(len(chunk.samples) for chunk in self.chunks)
 
-    def differences(self, ours: OpenCell, baseline: OpenCell, chunk: Chunk) -> list[float]:
+    def differences(self, ours: CellRun, baseline: CellRun, chunk: Chunk) -> list[float]:
         """Of each problem of a chunk, how much less right the answer is than the baseline's; both have it."""
-        records, plain = ours.cell.records[chunk.number], baseline.cell.records[chunk.number]
+        records, plain = ours.stored.records[chunk.number], baseline.stored.records[chunk.number]
         if self.measure == "agreement":
             theirs = {record.key: record for record in plain}
             return [1 - agreement(each, theirs[each.key], self.pattern) for each in records]
         after, before = (
-            {(each.task, each.document): each.value for each in answer_values(self.request.task, chunk.requests, found)}
+            {
+                (each.task, each.document): each.value
+                for each in answer_values(self.task_run.task, chunk.requests, found)
+            }
             for found in (records, plain)
         )
         return [before[key] - after[key] for key in before]
@@ -63,11 +68,11 @@ def task_problems(
     experiment: Experiment, session: Session, task: LoadedTask, fresh: LoadedTask | None
 ) -> SplitProblems:
     """All problems of a task to search on and those of another to confirm on; without one, the task's are divided."""
-    request = cell_request(experiment, session, task, None)
+    task_run = prepare_task(experiment, session, task, None)
     if fresh is not None:
-        others = cell_request(experiment, session, fresh, None)
-        return SplitProblems(Problems(request, request.chunks), Problems(others, others.chunks))
-    return _divided(Problems(request, request.chunks))
+        others = prepare_task(experiment, session, fresh, None)
+        return SplitProblems(Problems(task_run, task_run.chunks), Problems(others, others.chunks))
+    return _divided(Problems(task_run, task_run.chunks))
 
 
 def prompt_problems(
@@ -93,8 +98,8 @@ def prompt_problems(
     )
     stub = SimpleNamespace(config=SimpleNamespace(num_fewshot=0))
     task = LoadedTask(name, "generation", f"agreement,{how_compared(pattern)}", (), False, {"tasks": {name: stub}})
-    request = CellRequest(experiment, session, task, None, chunks, data_hash(chunks))
-    return _divided(Problems(request, chunks, "agreement", pattern))
+    task_run = TaskRun(experiment, session, task, None, chunks, data_hash(chunks))
+    return _divided(Problems(task_run, chunks, "agreement", pattern))
 
 
 def _divided(problems: Problems) -> SplitProblems:
@@ -106,7 +111,7 @@ def _divided(problems: Problems) -> SplitProblems:
             f"{len(chunks[0].samples) if chunks else 0}, make at least {searched + LEAST_CHUNKS} chunks"
         )
     parts = (
-        Problems(problems.request, part, problems.measure, problems.pattern)
+        Problems(problems.task_run, part, problems.measure, problems.pattern)
         for part in (chunks[:searched], chunks[searched:])
     )
     return SplitProblems(*parts)

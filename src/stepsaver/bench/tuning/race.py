@@ -7,7 +7,7 @@ from statistics import NormalDist, fmean
 
 from scipy.special import stdtrit
 
-from stepsaver.bench.statistics import Interval
+from stepsaver.bench.judging.statistics import Interval
 
 FEW_CHUNKS = 4
 CAUTION = 1.5  # deviations that a drop is taken to be worse than it looks: the best of many looks better than it is
@@ -39,6 +39,10 @@ class Observed:
         """Of the drop: its standard error."""
         seen = self.lost + self.won + NEVER_SEEN
         return sqrt(max(seen / self.problems - self.drop**2, 0.0) / self.problems)
+
+    @property
+    def cautious_drop(self) -> float:
+        return self.drop + CAUTION * self.deviation
 
     @property
     def speed_up(self) -> float:
@@ -127,8 +131,7 @@ class Goal:
         each = (observed.lost + observed.won + NEVER_SEEN) / observed.problems
         fresh = sqrt(each / self.fresh_problems)
         distance = NORMAL.inv_cdf(0.5 + self.confidence / 2) * fresh
-        cautious = observed.drop + CAUTION * observed.deviation
-        return NORMAL.cdf((self.limit - cautious - distance) / sqrt(observed.deviation**2 + fresh**2))
+        return NORMAL.cdf((self.limit - observed.cautious_drop - distance) / sqrt(observed.deviation**2 + fresh**2))
 
     def expected_gain(self, observed: Observed) -> float:
         """The logarithm of the speed-up, times the chance that it can be confirmed; what slows down has none."""

@@ -20,7 +20,10 @@ SURVIVORS, LEAST_SURVIVORS = 0.5, 5  # of a rung
 class Trials(Protocol):
     """Runs candidates beside the baseline on the search's problems, and remembers what came of it."""
 
-    chunks: int  # that there are
+    @property
+    def chunks(self) -> int:
+        """That there are."""
+        ...
 
     def run(self, names: Sequence[str], chunk: int) -> None:
         """Runs these candidates and the baseline on a chunk, where that is missing."""

@@ -69,7 +69,7 @@ class Candidate:
 
     @property
     def policy(self) -> Policy | None:
-        return self.value("policy")  # type: ignore[no-any-return]
+        return self.value("policy")
 
     @cached_property
     def name(self) -> str:

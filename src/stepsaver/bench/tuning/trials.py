@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-from stepsaver.bench.spec import ConfigSpec
-from stepsaver.bench.stored_files import Timing
-from stepsaver.bench.summary import chunk_pairs, speed_ups
+from stepsaver.bench.experiment.configs import ConfigSpec
+from stepsaver.bench.results.stored_files import Timing
+from stepsaver.bench.running.cell_run import CellRun, Opening, open_cells, run_missing
+from stepsaver.bench.running.summarise import chunk_pairs, speed_ups
 from stepsaver.bench.tuning.problems import Problems
 from stepsaver.bench.tuning.race import Observed
-from stepsaver.bench.worker import OpenCell, Opening, open_cells, run_missing
 
 BASELINE = "baseline"
 
@@ -27,7 +27,7 @@ class BenchTrials:
     config_of: Callable[[str], ConfigSpec]
     until: float  # on the monotonic clock
     report: Report
-    cells: dict[str, OpenCell] = field(default_factory=dict)
+    cells: dict[str, CellRun] = field(default_factory=dict)
     known: dict[tuple[str, int], tuple[int, float, float]] = field(default_factory=dict)  # problems, lost, won
     turn: int = 0
 
@@ -55,7 +55,7 @@ class BenchTrials:
     def _open(self, names: Sequence[str]) -> None:
         new = [self.config_of(name) for name in names if name not in self.cells]
         if new:
-            self.cells |= open_cells(self.problems.request, new, self.results, Opening(""))
+            self.cells |= open_cells(self.problems.task_run, new, self.results, Opening(""))
 
     def observed(self, name: str) -> Observed | None:
         return self.observed_on(name, self.chunks)
@@ -78,14 +78,14 @@ class BenchTrials:
         numbers = {chunk.number for chunk in shared}
         pairs = [
             pair
-            for pair in chunk_pairs(ours.cell.counting_timings, baseline.cell.counting_timings)
+            for pair in chunk_pairs(ours.stored.counting_timings, baseline.stored.counting_timings)
             if pair[0]["chunk"] in numbers
         ]
         return Observed(int(problems), lost, won, smaller_speed_ups(pairs), _predicted(pairs))
 
     def seconds_per_problem(self, name: str) -> float | None:
         """Of a candidate, as measured so far."""
-        timings = self.cells[name].cell.own_timings if name in self.cells else []
+        timings = self.cells[name].stored.own_timings if name in self.cells else []
         samples = sum(each["samples"] for each in timings)
         return sum(each["seconds"] for each in timings) / samples if samples else None
 
@@ -100,7 +100,7 @@ def smaller_speed_ups(pairs: list[tuple[Timing, Timing]]) -> tuple[float, ...]:
 
 def _predicted(pairs: list[tuple[Timing, Timing]]) -> float | None:
     """The speed-up per problem, by what rows take on this machine; None where nobody measured that."""
-    seconds = [(ours.get("predicted_seconds"), base.get("predicted_seconds")) for ours, base in pairs]
-    if not seconds or any(not one or not other for one, other in seconds):
+    seconds = [[each.get("predicted_seconds") or 0.0 for each in pair] for pair in pairs]
+    if not seconds or not all(map(all, seconds)):
         return None
     return sum(base for _, base in seconds) / sum(ours for ours, _ in seconds)

@@ -9,11 +9,13 @@ from typing import Any
 import yaml
 
 from stepsaver.bench.calibration import calibrate
-from stepsaver.bench.durable import write_beside
-from stepsaver.bench.machine import device_name
-from stepsaver.bench.session import Session
-from stepsaver.bench.spec import FILE, ConfigSpec, Experiment
-from stepsaver.bench.stored_costs import store_row_costs
+from stepsaver.bench.experiment.configs import ConfigSpec
+from stepsaver.bench.experiment.reading import FILE
+from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.machine.facts import device_name
+from stepsaver.bench.results.durable import write_beside
+from stepsaver.bench.results.stored_costs import store_row_costs
+from stepsaver.bench.running.session import Session
 from stepsaver.bench.tuning.confirm import Attempt, confidence_of, confirm, least_problems
 from stepsaver.bench.tuning.ledger import Ledger
 from stepsaver.bench.tuning.problems import Problems, SplitProblems
@@ -99,7 +101,7 @@ class Tuning:
         self.report("measuring what rows take")
         costs = self.session.measure_rows()
         trials.run([], 0)
-        store_row_costs(self.results / self.problems.search.request.folder_name, self.session.identity, costs)
+        store_row_costs(self.results / self.problems.search.task_run.folder_name, self.session.identity, costs)
         each = trials.seconds_per_problem(BASELINE)
         assert each is not None, "the baseline has a chunk"
         self._require_time(each)
@@ -122,7 +124,7 @@ class Tuning:
 
     def _layer_groups(self) -> list[str]:
         requests = self.problems.search.chunks[0].requests[:CALIBRATED_ON]
-        if self.problems.search.request.task.path != "generation":
+        if self.problems.search.task_run.task.path != "generation":
             return []
         prompts = [Prompt(tuple(self.session.tokenizer.encode(each.args[0]))) for each in requests]
         engine = Engine(self.session.model, batch_size=self.session.batch_size, decoding=self.session.decoding)
@@ -195,7 +197,7 @@ class Tuning:
             ),
             measured=Measured(
                 measure=self.problems.fresh.measure,
-                task=self.problems.fresh.request.task.name,
+                task=self.problems.fresh.task_run.task.name,
                 problems=attempt.problems,
                 confidence=attempt.confidence,
                 attempt=attempt.number,

@@ -1,0 +1,118 @@
+"""The field's own measures: tokens per forward (TPF) and accuracy under parallelism (AUP), with what they leave out.
+
+TPF counts forwards of one sample, whatever each costs: a step of 32 rows and one of 8 weigh the same. Operations per
+token therefore stand beside it.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import exp
+from typing import Any, NamedTuple
+
+from stepsaver.engine.policies.policy import parse_policy
+from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.report.blocks import Block, cell, number, table
+from stepsaver.report.cells import ReportTask
+
+PENALTY, MOST_LOSS = 3.0, 5.0  # d3LLM's: how lost accuracy weighs, and how many points may be lost at all
+COLUMNS = ("config", "accuracy", "TPF", "TPF with commits", "GFLOP per token")
+CAPTION = (
+    "TPF: tokens before the stop over denoising forwards, each sample's own; with commits: over all its forwards but "
+    "the prefill, commits and verifications included. AUP is d3LLM's area under accuracy against TPF, weighted down "
+    "where accuracy is lost; it does not know what a forward costs, which operations per token do."
+)
+
+
+class Parallelism(NamedTuple):
+    config: str
+    accuracy: float  # in percent
+    tokens_per_step: float
+    tokens_per_forward: float  # commits and verifications included
+    flops_per_token: float
+
+
+def parallelism_of(summary: Mapping[str, Any]) -> Parallelism | None:
+    """None of a task that is scored, and of a config that took no step."""
+    cost, kinds = summary["cost"], summary["cost"]["by_kind"]
+    tokens = summary.get("tokens_before_stop") or summary["throughput"]["tokens"]
+    steps = cost.get("denoising_steps")
+    forwards = sum(each["steps"] for kind, each in kinds.items() if kind not in ("prefill", "reused"))
+    if not tokens or not steps or not forwards or summary.get("tokens_before_stop") == 0:
+        return None
+    return Parallelism(
+        summary["config"], 100 * summary["accuracy"], tokens / steps, tokens / forwards, cost["flops"] / tokens
+    )
+
+
+def accuracy_under_parallelism(points: Sequence[tuple[float, float]], best: float) -> float:
+    """AUP of pairs of TPF and accuracy in percent; `best` is the highest accuracy on the task.
+
+    As d3LLM defines it (hao-ai-lab, 2025): the first point's area in full, then trapezoids over what is weighted by
+    min(exp(-3 (1 - y / best)), 1); points more than five below the first are left out.
+    """
+    ordered = sorted(points)
+    kept = [(rho, y) for rho, y in ordered if y >= ordered[0][1] - MOST_LOSS]
+
+    def weighted(y: float) -> float:
+        return y * min(exp(-PENALTY * (1 - y / best)), 1.0)
+
+    area = kept[0][0] * kept[0][1]
+    return area + sum((x2 - x1) * (weighted(y1) + weighted(y2)) / 2 for (x1, y1), (x2, y2) in pairwise(kept))
+
+
+def sweeps(task: ReportTask) -> dict[str, list[Parallelism]]:
+    """By rules, the configs that differ in their threshold alone, where these are several."""
+    found: dict[str, list[Parallelism]] = {}
+    for each in task.done:
+        measured = parallelism_of(each.summary) if each.summary else None
+        policy = parse_policy(each.config.policy or task.experiment.spec.decoding.policy)
+        if measured is not None and isinstance(policy, Threshold) and policy.at_most is None:
+            found.setdefault(", ".join(each.config.rules) or "no reuse", []).append(measured)
+    return {rules: points for rules, points in found.items() if len({p.tokens_per_step for p in points}) > 1}
+
+
+def parallelism_rows(task: ReportTask) -> list[Parallelism]:
+    return [found for each in task.done if each.summary and (found := parallelism_of(each.summary))]
+
+
+def aup_lines(task: ReportTask) -> list[str]:
+    best = max((each.accuracy for each in parallelism_rows(task)), default=0.0)
+    lines = []
+    for rules, points in sweeps(task).items():
+        values = [
+            accuracy_under_parallelism([(pick(each), each.accuracy) for each in points], best)
+            for pick in (lambda each: each.tokens_per_step, lambda each: each.tokens_per_forward)
+        ]
+        count = len(points)
+        lines.append(f"AUP of {rules} over {count} thresholds: {values[0]:.1f}, with commits {values[1]:.1f}")
+    return lines
+
+
+def parallelism_blocks(task: ReportTask) -> list[Block]:
+    """The table for a page; nothing of a task without denoising steps."""
+    rows = [
+        [
+            cell(each.config, each.config),
+            number(each.accuracy, ".1f", suffix=" %"),
+            number(each.tokens_per_step, ".2f"),
+            number(each.tokens_per_forward, ".2f"),
+            number(each.flops_per_token / 1e9, ".4f"),
+        ]
+        for each in parallelism_rows(task)
+    ]
+    caption = " ".join([CAPTION, *(f"{line}." for line in aup_lines(task))])
+    return [table("Parallelism", COLUMNS, rows, caption=caption, name="parallelism")] if rows else []
+
+
+def parallelism_texts(task: ReportTask) -> list[tuple[str, ...]]:
+    """The same as text, a row per config."""
+    return [
+        (
+            each.config,
+            f"{each.accuracy:.2f}%",
+            f"{each.tokens_per_step:.2f}",
+            f"{each.tokens_per_forward:.2f}",
+            f"{each.flops_per_token / 1e9:.4f}",
+        )
+        for each in parallelism_rows(task)
+    ]

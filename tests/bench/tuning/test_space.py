@@ -1,0 +1,96 @@
+"""What may be tried: declared by every field of every rule and policy, and ordered by what costs less."""
+
+import dataclasses
+
+import pytest
+
+from stepsaver.bench.experiment.configs import ConfigSpec
+from stepsaver.bench.tuning.race import Goal, Observed
+from stepsaver.bench.tuning.space import POLICIES, RULES, DeclaredSpace
+from stepsaver.bench.tuning.tuning import config_of
+from stepsaver.engine import registry
+from stepsaver.engine.decoding_settings import resolve_decoding
+from stepsaver.engine.policies.policy import parse_policy
+from stepsaver.engine.policies.verified import Verified
+from stepsaver.engine.tuned import BY_DRIFT, NOT_TUNED, TUNED, tuned_fields
+from tests.conftest import tiny_config
+
+DECLARED = [*registry.found_in(RULES).values(), *registry.found_in(POLICIES).values()]
+
+
+@pytest.fixture
+def space() -> DeclaredSpace:
+    config = tiny_config(block_size=32, layers=4)
+    return DeclaredSpace(resolve_decoding(config, sub_block_size=8, join="none"), config.layers, ("1", "0-2"))
+
+
+@pytest.mark.parametrize("made", DECLARED, ids=lambda made: str(made.name))
+def test_every_field_says_what_is_tried_or_why_nothing(made: type) -> None:
+    for field in dataclasses.fields(made):
+        assert (TUNED in field.metadata) != (NOT_TUNED in field.metadata), f"{made.__name__}.{field.name}"
+        if NOT_TUNED in field.metadata:
+            assert field.metadata[NOT_TUNED]
+        else:
+            values = field.metadata[TUNED].values
+            assert values
+            assert len(set(values)) == len(values)
+
+
+@pytest.mark.parametrize("made", DECLARED, ids=lambda made: str(made.name))
+def test_every_value_that_is_tried_alone_is_allowed(made: type) -> None:
+    required = {name: each.values[0] for name, each in tuned_fields(made).items()}
+    for name, each in tuned_fields(made).items():
+        for value in each.values:
+            if value != BY_DRIFT and made.__name__ != "LayerReuse":
+                kind = "stepsaver.engine.rules" if made in registry.found_in(RULES).values() else POLICIES
+                text = registry.describe(made(**(required | {name: value})))
+                assert registry.describe(registry.parse(text, kind, "setting")) == text
+
+
+def test_the_cheapest_of_each_kind_come_first_and_cover_what_costs_more(space: DeclaredSpace) -> None:
+    names = space.singles()
+    assert len(names) == len(set(names))
+    assert {"threshold-0.5", "previous_row", "near_rows", "light_commit-settle0", "sub-16", "join-all"} <= {
+        name.replace("threshold-threshold", "threshold-") for name in names
+    }
+    near = [name for name in names if name.startswith("near_rows")]
+    assert near[0] == "near_rows"
+    assert all(space.is_covered(name, [near[0]]) for name in near)
+    assert not space.is_covered(near[0], near[1:])
+    assert not space.is_covered("sub-16", near)
+    assert not any(space.is_covered("sub-4", [name]) for name in names if name != "sub-4")
+
+
+def test_candidates_become_configs_that_say_all_that_is_changed(space: DeclaredSpace) -> None:
+    for name in space.singles():
+        config = config_of(space.candidate(name))
+        assert ConfigSpec.model_validate(config.model_dump()) == config
+        assert config.rules or config.policy or config.sub_block_size or config.join
+
+
+def test_combinations_have_one_of_a_kind_and_nothing_that_excludes_itself(space: DeclaredSpace) -> None:
+    names = space.singles()
+    known = {name: Observed(64, 1.0, 1.0, (1.2,), 1.2) for name in names}
+    combined = space.combinations(known, Goal(0.03, 0.95, 5000), 40)
+    assert combined
+    for name in combined:
+        candidate = space.candidate(name)
+        kinds = [each.kind for each in candidate.settings]
+        assert len(kinds) > 1
+        assert len(kinds) == len(set(kinds))
+        assert space.is_possible(candidate)
+        assert not (candidate.rules and isinstance(candidate.policy, Verified))
+        turns = [rule.name for rule in candidate.rules if rule.name in ("previous_row", "trim", "near_rows")]
+        assert turns == sorted(turns, key=("previous_row", "trim", "near_rows").index)
+
+
+def test_what_slows_down_is_in_no_combination(space: DeclaredSpace) -> None:
+    names = space.singles()
+    known = {name: Observed(64, 0.0, 0.0, (1.5 if name.startswith("near_rows") else 0.9,)) for name in names}
+    assert space.combinations(known, Goal(0.03, 0.95, 5000), 40) == []
+
+
+def test_policies_that_are_tuned_are_not_the_baselines(space: DeclaredSpace) -> None:
+    plain = registry.describe(parse_policy("threshold"))
+    policies = [space.candidate(name).policy for name in space.singles()]
+    assert plain not in [registry.describe(each) for each in policies if each]

@@ -1,0 +1,111 @@
+"""`stepsaver tune` from the command line, on a tiny model: outcomes, resuming, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepsaver.bench.machine import measure_rows
+from stepsaver.cli import main
+from stepsaver.evaluation.recipe import read_recipe
+from tests.evaluation.tiny_folder import write_model_folder
+
+PROMPTS = 64
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tune")
+    write_model_folder(folder / "model")
+    lines = (json.dumps({"prompt": f"Count from {number}."}) for number in range(PROMPTS))
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def tune(workspace: Path, *more: str) -> list[str]:
+    given = ["--model", str(workspace / "model"), "--batch-size", "2", "--max-new-tokens", "16"]
+    prompts = [] if "--task" in more else ["--prompts", str(workspace / "prompts.jsonl")]
+    return ["tune", *given, *prompts, *more]
+
+
+@pytest.fixture(autouse=True)
+def short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_rows, "BUDGET_SECONDS", 0.5)
+
+
+def test_a_tuning_says_what_it_came_to_and_goes_on_from_what_is_stored(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = tune(workspace, "--max-drop", "99", "--budget", "20s", "--out", str(tmp_path / "tuned"), "--json")
+    assert main(command) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["measure"] == "agreement"
+    assert document["candidates"]
+    searched = {each["problems"] for each in document["candidates"]}
+    assert max(searched) <= PROMPTS // 2
+    for attempt in document["attempts"]:
+        assert attempt["problems"] <= PROMPTS // 2
+    assert document["outcome"] in ("confirmed", "undecided", "rejected")
+    page = (tmp_path / "tuned" / "tuning.html").read_text()
+    assert "loss of agreement with plain decoding" in page
+    if document["recipe"]:
+        recipe = read_recipe(tmp_path / "tuned" / "recipe.yaml")
+        assert recipe.measured is not None
+        assert recipe.measured.measure == "agreement"
+        assert recipe.batch_size == 2
+    before = json.loads((tmp_path / "tuned" / "attempts.json").read_text()) if document["attempts"] else None
+    assert main(command) == 0
+    again = json.loads(capsys.readouterr().out)
+    if before:
+        kept = json.loads((tmp_path / "tuned" / "attempts.json").read_text())["attempts"]
+        assert kept[: len(before["attempts"])] == before["attempts"]
+        assert [each["number"] for each in again["attempts"]] == list(range(1, len(again["attempts"]) + 1))
+    other = tune(workspace, "--max-drop", "98", "--budget", "20s", "--out", str(tmp_path / "tuned"))
+    if before:
+        assert main(other) == 2
+        assert "another max_drop" in capsys.readouterr().err
+    # the folder is an experiment like any other
+    assert main(["status", str(tmp_path / "tuned")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (("--max-drop", "0"), "not between 0 and 100"),
+        (("--max-drop", "1", "--budget", "soon"), "no time such as"),
+        (("--max-drop", "1", "--confidence", "1"), "not from 0.5 to below 1"),
+        (("--max-drop", "1", "--answer", "("), "no regular expression"),
+        (("--max-drop", "1", "--jobs", "slurm"), "runs on one machine"),
+        (("--max-drop", "1", "--task", "mini_gsm8k", "--answer", "x"), "--answer is for --prompts"),
+        (("--max-drop", "0.1"), "needs at least 3838 fresh problems, and there are 32"),
+        (("--max-drop", "90", "--budget", "0.001s"), "too small for a verdict"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    workspace: Path, tmp_path: Path, more: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*tune(workspace, *more), "--out", str(tmp_path / "tuned")]) == 2
+    said = capsys.readouterr().err
+    assert problem in said
+    assert said.count("\n") == 1
+
+
+def test_a_dry_run_says_what_would_be_tried_and_writes_nothing(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*tune(workspace, "--max-drop", "5", "--dry-run"), "--out", str(tmp_path / "tuned")]) == 0
+    said = capsys.readouterr().out
+    assert "single changes: " in said
+    assert "needs at least 73 fresh problems" in said
+    assert "agreement with plain decoding" in said
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_a_task_names_the_problems_that_its_winners_are_confirmed_on(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["tune", "--model", "embedded", "--task", "mini_gsm8k", "--batch-size", "32", "--max-drop", "1"]
+    assert main([*command, "--dry-run", "--out", str(tmp_path / "tuned")]) == 0
+    said = capsys.readouterr().out
+    assert "search: 1319 problems of mini_gsm8k" in said
+    assert "confirm: 5120 fresh problems of mini_gsm8k_large" in said

@@ -1,0 +1,48 @@
+"""TPF and AUP, the field's own measures."""
+
+from math import exp
+
+import pytest
+
+from stepsaver.report.parallelism import accuracy_under_parallelism, parallelism_of
+
+
+def summary(**changes: object) -> dict[str, object]:
+    kinds = {"prefill": {"steps": 10}, "full": {"steps": 20}, "sub": {"steps": 30}, "commit": {"steps": 10}}
+    return {
+        "config": "c",
+        "accuracy": 0.5,
+        "tokens_before_stop": 120,
+        "throughput": {"tokens": 130},
+        "cost": {"denoising_steps": 50, "flops": 2.4e9, "by_kind": kinds},
+    } | changes
+
+
+def test_tokens_per_forward_with_and_without_commits() -> None:
+    found = parallelism_of(summary())
+    assert found is not None
+    assert found.tokens_per_step == pytest.approx(120 / 50)
+    assert found.tokens_per_forward == pytest.approx(120 / 60)
+    assert found.flops_per_token == pytest.approx(2e7)
+
+
+def test_a_scored_task_has_none() -> None:
+    cost = {"denoising_steps": 0, "flops": 1.0, "by_kind": {}}
+    assert parallelism_of(summary(cost=cost, tokens_before_stop=None)) is None
+
+
+def test_aup_of_one_point_is_its_area() -> None:
+    assert accuracy_under_parallelism([(1.0, 80.0)], 80.0) == pytest.approx(80.0)
+
+
+def test_aup_without_loss_is_the_area_under_the_curve() -> None:
+    assert accuracy_under_parallelism([(3.0, 80.0), (1.0, 80.0)], 80.0) == pytest.approx(240.0)
+
+
+def test_aup_weighs_lost_accuracy_down_and_leaves_out_what_lost_too_much() -> None:
+    published = [(1.00, 82.82), (2.21, 81.48)]  # of Fast-dLLM v2 7B on GSM8K
+    weight = exp(-3 * (1 - 81.48 / 82.82))
+    expected = 82.82 + 1.21 * (82.82 + 81.48 * weight) / 2
+    assert accuracy_under_parallelism(published, 82.82) == pytest.approx(expected)
+    assert accuracy_under_parallelism([*published, (9.0, 77.0)], 82.82) == pytest.approx(expected)
+    assert accuracy_under_parallelism(published, 90.0) < expected
