@@ -54,6 +54,15 @@ def test_imports_go_one_way(part: str) -> None:
                 assert name.split(".")[1] in ALLOWED[part], f"{path.relative_to(ROOT)} imports {name}"
 
 
+def test_every_module_that_is_imported_is_there() -> None:
+    """Most imports wait for their use, and no other test would miss a module that was renamed."""
+    for path in SOURCE.rglob("*.py"):
+        for name in imported_modules(path):
+            file = SOURCE.parent.joinpath(*name.split("."))
+            is_there = name.split(".")[0] != "stepsaver" or file.is_dir() or file.with_suffix(".py").exists()
+            assert is_there, f"{path.relative_to(ROOT)} imports {name}"
+
+
 def test_engine_imports_torch_numpy_and_safetensors_only() -> None:
     standard = set(sys.stdlib_module_names)
     for path in (SOURCE / "engine").rglob("*.py"):

@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING, Any
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
+    from stepsaver.api.compare import ComparedConfig, Comparison, compare
     from stepsaver.api.model import Model, Piece, load
     from stepsaver.engine.score import Score
 
 __version__ = "0.1.0"  # the one place; pyproject.toml reads it from here
-__all__ = ["Model", "Piece", "Score", "UsageError", "load"]
+__all__ = ["ComparedConfig", "Comparison", "Model", "Piece", "Score", "UsageError", "compare", "load"]
 
 _WHERE = {
+    "ComparedConfig": "stepsaver.api.compare",
+    "Comparison": "stepsaver.api.compare",
     "Model": "stepsaver.api.model",
     "Piece": "stepsaver.api.model",
     "Score": "stepsaver.engine.score",
+    "compare": "stepsaver.api.compare",
     "load": "stepsaver.api.model",
 }
 

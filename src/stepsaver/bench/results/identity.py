@@ -1,10 +1,11 @@
 """What makes two runs the same run: everything that changes numbers, and nothing else."""
 
 import hashlib
+import inspect
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,25 @@ def source_hash() -> str:
         for path in sorted(path for path in (PACKAGE / part).rglob("*") if path.suffix in (".py", ".c", ".h")):
             digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def plugin_hashes(objects: Iterable[object]) -> dict[str, str]:
+    """Of the source of rules and policies that are not ours, by name: `source_hash` does not know it."""
+    foreign = [type(each) for each in objects if not type(each).__module__.startswith("stepsaver.")]
+    return {vars(each)["name"]: hashlib.sha256(_source(each)).hexdigest()[:16] for each in foreign}
+
+
+def _source(made: type) -> bytes:
+    """The file that a class is defined in, since it may use the rest of it; else the class; else its functions."""
+    try:
+        return Path(inspect.getsourcefile(made) or "").read_bytes()
+    except (OSError, TypeError):
+        pass
+    try:
+        return inspect.getsource(made).encode()
+    except (OSError, TypeError):
+        functions = sorted(vars(made).items(), key=lambda each: each[0])
+        return b"".join(each.__code__.co_code for _, each in functions if inspect.isfunction(each))
 
 
 def folder_hash(folder: Path) -> str:

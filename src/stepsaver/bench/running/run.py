@@ -21,6 +21,7 @@ from stepsaver.bench.running.session import open_session
 from stepsaver.bench.running.shards import Share, merge, merge_what_was_left, write_apart
 from stepsaver.bench.running.summarise import summarise
 from stepsaver.bench.running.task_run import TaskRun, prepare_task
+from stepsaver.engine.models.transformer import Transformer
 from stepsaver.evaluation.task_loading import LoadedTask, TaskOptions, load_task
 
 
@@ -50,16 +51,19 @@ class Shard:
     def results(self) -> Path:
         return results_folder(self.experiment, self.request.model)
 
-    def run(self, progress: Progress) -> list[str]:
+    def run(self, progress: Progress, *, loaded: Transformer | None = None) -> list[str]:
         """Runs what is missing of its share; stored chunks are not run again, so it may be stopped and run again.
 
+        `loaded` is the run's model, if the process has it already.
         Returns the folders of the tasks that are complete now and were summed up.
         """
         complete: list[str] = []
         # tasks first: what is wrong with them shows before a model is loaded
         tasks = [load(name, self.experiment, self.request) for name in self.request.tasks]
         with exclusive(self.results, with_shards=not self.share.is_whole):
-            session = open_session(self.experiment, model_name=self.request.model, is_alone=self.share.is_alone)
+            session = open_session(
+                self.experiment, model_name=self.request.model, is_alone=self.share.is_alone, loaded=loaded
+            )
             for task in tasks:
                 task_run = prepare_task(self.experiment, session, task, self.request.limit)
                 if _run_task(self, task_run, progress):

@@ -66,9 +66,14 @@ class Session:
 
 
 def open_session(
-    experiment: Experiment, *, model_name: str, has_weights: bool = True, is_alone: bool = True
+    experiment: Experiment,
+    *,
+    model_name: str,
+    has_weights: bool = True,
+    is_alone: bool = True,
+    loaded: Transformer | None = None,
 ) -> Session:
-    """Loads the experiment's model or another one. Without weights a session can plan, not run."""
+    """Loads the experiment's model or another one, unless it is `loaded`. Without weights it can plan, not run."""
     spec = experiment.spec
     opened = open_model(
         model_name,
@@ -85,7 +90,7 @@ def open_session(
     tokenizer = opened.tokenizer  # a folder without one is said before the weights are read
     model_hash = folder_hash(opened.folder)
     started = time.perf_counter()
-    model = opened.load() if has_weights else opened.outline()
+    model = loaded or (opened.load() if has_weights else opened.outline())
     loading = time.perf_counter() - started
     return Session(
         uuid.uuid4().hex[:12],

@@ -5,7 +5,7 @@ from typing import Any
 
 from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.results.identity import library_versions, source_hash
+from stepsaver.bench.results.identity import library_versions, plugin_hashes, source_hash
 from stepsaver.bench.running.chunks import Chunk, data_hash, make_chunks
 from stepsaver.bench.running.config_runner import ConfigRunner
 from stepsaver.bench.running.session import Session
@@ -32,7 +32,9 @@ class TaskRun:
     def identity(self, config: ConfigSpec) -> dict[str, Any]:
         spec, session = self.experiment.spec, self.session
         engine = session.engine(self.experiment, config)
+        plugins = plugin_hashes([*engine.rules, engine.policy])
         return {
+            **({"plugins": plugins} if plugins else {}),
             "model": session.model_hash,
             "layers": session.model.config.layers,
             "source": source_hash(),

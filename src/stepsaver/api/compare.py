@@ -1,0 +1,253 @@
+"""Ways to decode side by side on a task: an experiment of the bench, without writing its file."""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepsaver.api.model import Model, Rules
+from stepsaver.engine import registry
+from stepsaver.engine.errors import UsageError, shown
+from stepsaver.engine.rules.rule import Rule, chosen_rules
+from stepsaver.extras import named_parts
+
+if TYPE_CHECKING:
+    import pandas
+
+    from stepsaver.bench.audit import Finding
+    from stepsaver.bench.experiment.spec import Experiment
+    from stepsaver.bench.judging.statistics import Interval
+    from stepsaver.bench.judging.verdict import Verdict
+    from stepsaver.report.cells import ReportTask
+
+Config = Rules | Mapping[str, Any]  # rules alone, or fields of a config as in `experiment.yaml`
+FIRST_LINE = "# Written by stepsaver.compare, which may write it again.\n"
+SUCCESS = {
+    "confirm_if": {"speed_up": "> 1.2", "drop_points": "< 5"},
+    "reject_if": {"speed_up": "< 1.05", "drop_points": "> 20"},
+}
+
+
+@dataclass(frozen=True)
+class ComparedConfig:
+    """One config's figures, each with the interval that it lies in with 95 %, and what they say."""
+
+    name: str
+    accuracy: "Interval"
+    drop_points: "Interval"  # of accuracy, against the baseline on the same samples
+    tokens_per_second: "Interval | None"  # the median over chunks
+    speed_up: "Interval"  # against the baseline on the same chunks
+    outcome: str  # confirmed, rejected, undecided, control or baseline
+
+
+class Comparison:
+    """The results of `stepsaver.compare`. Prints as a table with the verdict; everything is read from `folder`."""
+
+    def __init__(self, experiment: "Experiment", task: "ReportTask", name: str, limit: int | None, kept: Any) -> None:
+        self._experiment, self._task, self._name, self._limit = experiment, task, name, limit
+        self._kept = kept  # a temporary folder lives as long as this
+
+    @property
+    def folder(self) -> Path:
+        """An experiment as `stepsaver report` and `stepsaver audit` read it."""
+        return self._experiment.folder
+
+    @property
+    def verdict(self) -> "Verdict":
+        """Whether a config is surely faster at a small drop: its outcome, a sentence, and the same by config."""
+        return self._task.verdict()
+
+    @property
+    def findings(self) -> "tuple[Finding, ...]":
+        """What the audit has to say against the results."""
+        return self._task.findings
+
+    @property
+    def configs(self) -> tuple[ComparedConfig, ...]:
+        from stepsaver.bench.judging.rates import shown_rate
+        from stepsaver.bench.judging.statistics import Interval
+        from stepsaver.bench.judging.verdict import smaller_speed_up
+
+        outcomes = {each.config: each.outcome for each in self.verdict.configs}
+        return tuple(
+            ComparedConfig(
+                each["config"],
+                Interval(each["accuracy"], *each["accuracy_interval"]),
+                Interval(*each["paired"]["drop_points"]),
+                shown_rate(each),
+                smaller_speed_up(each),
+                outcomes.get(each["config"], "baseline"),
+            )
+            for each in self._task.summaries
+        )
+
+    def __str__(self) -> str:
+        from stepsaver.report.tables import plain_table, result_rows
+
+        summaries, verdict = self._task.summaries, self.verdict
+        lines = [f"{self._name}, {summaries[0]['samples']} samples, {self._experiment.spec.model}", ""]
+        lines += [plain_table(result_rows(summaries, verdict)), "", verdict.sentence]
+        return "\n".join([*lines, *map(str, self.findings)])
+
+    __repr__ = __str__
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """A row per config, a column per figure; intervals are columns of their own (`speed_up_low`). Needs pandas."""
+        with named_parts():
+            import pandas
+
+        return pandas.DataFrame([_columns(config) for config in self.configs]).set_index("name")
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the page with the accuracy-speed figure, all tables and the answers side by side."""
+        with named_parts():
+            from stepsaver.bench.results.durable import write_beside
+            from stepsaver.report.experiment_page import experiment_page
+        task = _read(self._experiment, self._name, self._limit, with_documents=True)
+        write_beside(Path(path), experiment_page(self._experiment, [task]))
+        return Path(path)
+
+
+def compare(
+    model: Model,
+    task: str,
+    configs: Mapping[str, Config],
+    *,
+    limit: int | None = None,
+    baseline: str | None = None,
+    batch_size: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Comparison:
+    """Runs a task with every config and says what each costs in accuracy and gains in speed.
+
+    `configs` are by name: rules as `Model.generate` takes them, or a mapping with `rules`, `policy`, `threshold`,
+    `prefix_cache`, `block_cache` or `join`. The first one is the baseline, unless another one is named.
+    `limit` takes the first so many samples; of fewer than a few hundred the verdict is mostly undecided.
+    In a `folder` every finished part is stored, and the same call goes on from there; otherwise results last as long
+    as what is returned. `progress` is called with a config, the number of its parts that are done, and of all.
+    """
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own
+    with named_parts():
+        from stepsaver.bench.experiment.reading import read_experiment
+        from stepsaver.bench.running.run import RunRequest, make_shards, prepare
+
+        if limit is not None and limit < 1:
+            raise UsageError(f"limit {limit} is not positive")
+        content = _content(model, task, configs, baseline, limit, batch_size)
+        kept = None
+        if folder is None:
+            kept = tempfile.TemporaryDirectory(prefix="stepsaver-")
+            folder = kept.name
+        place = Path(folder)
+        _write_experiment(place, content)
+        experiment = read_experiment(place, layers=model.opened.config.layers)
+        request = RunRequest(tasks=(task,), configs=experiment.configs, model=experiment.spec.model, limit=limit)
+        (shard,) = make_shards(experiment, request, 1, share_machine=True)
+        prepare(shard.results)
+        shard.run(progress or (lambda config, done, total: None), loaded=model.network)
+        found = _read(experiment, task, limit, with_documents=False)
+        return Comparison(experiment, found, task, limit, kept)
+
+
+def _content(
+    model: Model,
+    task: str,
+    configs: Mapping[str, Config],
+    baseline: str | None,
+    limit: int | None,
+    batch_size: int | None,
+) -> dict[str, Any]:
+    """What stands in the experiment's file."""
+    from stepsaver.bench.experiment.spec import ExperimentSpec
+    from stepsaver.bench.judging.verdict import LEAST_CHUNKS
+
+    if not configs:
+        raise UsageError("there is nothing to compare: no configs were given")
+    opened, fields = model.opened, ExperimentSpec.model_fields
+    if opened.decoding.stop_ids != opened.config.stop_ids:
+        raise UsageError("a comparison ends texts at the model's own stop tokens; load it without stop_ids")
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"batch size {batch_size} is not positive")
+    # small enough that the verdict has the parts it asks for, and no batch larger than a part
+    chunk = fields["chunk_samples"].default
+    chunk = chunk if limit is None else max(1, min(chunk, limit // LEAST_CHUNKS))
+    return {
+        "question": f"Which of {', '.join(configs)} is fast on {task}, and how accurate?",
+        "tasks": [task],
+        "configs": [_config(name, given) for name, given in configs.items()],
+        "baseline": next(iter(configs)) if baseline is None else baseline,
+        "success": SUCCESS,
+        "model": str(opened.folder.resolve()) if opened.name != "embedded" else opened.name,
+        "batch_size": min(batch_size or fields["batch_size"].default, chunk),
+        "chunk_samples": chunk,
+        "dtype": str(opened.dtype).removeprefix("torch."),
+        "weights": opened.weights,
+        "device": str(opened.device),
+        "decoding": {
+            name: getattr(opened.decoding, name)
+            for name in ("block_size", "sub_block_size", "mask_id", "prefix_cache", "block_cache")
+        },
+    }
+
+
+def _config(name: str, given: Config) -> dict[str, Any]:
+    fields = dict(given) if isinstance(given, Mapping) else {"rules": given}
+    rules = chosen_rules(fields.pop("rules", ()))
+    policy = fields.pop("policy", None)
+    for each in [*rules, *([] if policy is None or isinstance(policy, str) else [policy])]:
+        registry.adopt(type(each), "rules" if isinstance(each, Rule) else "policies")
+    texts: dict[str, Any] = {"rules": [registry.describe(rule) for rule in rules]} if rules else {}
+    if policy is not None:
+        texts["policy"] = policy if isinstance(policy, str) else registry.describe(policy)
+    return {"name": name, **texts, **fields}
+
+
+def _write_experiment(folder: Path, content: Mapping[str, Any]) -> None:
+    """Writes the file, unless there is one that somebody else wrote."""
+    import yaml
+
+    from stepsaver.bench.experiment.reading import FILE
+
+    path = folder / FILE
+    try:
+        if path.exists() and not path.read_text(encoding="utf-8").startswith(FIRST_LINE):
+            raise UsageError(f"{path} is an experiment of its own; give another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(FIRST_LINE + yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder}: nothing can be written there ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"a config holds what no file can: {' '.join(str(error).split())}") from None
+
+
+def _read(experiment: "Experiment", task: str, limit: int | None, *, with_documents: bool) -> "ReportTask":
+    from stepsaver.bench.experiment.folders import results_folder
+    from stepsaver.report.reading import read_stored_task
+
+    model = experiment.spec.model
+    found = read_stored_task(
+        experiment,
+        results_folder(experiment, model),
+        task,
+        limit=limit,
+        model=model,
+        with_documents=with_documents,
+    )
+    if found is None:
+        raise UsageError(f"{experiment.folder} has no results of {shown(task)} any more")
+    return found
+
+
+def _columns(config: ComparedConfig) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if name in ("name", "outcome"):
+            columns[name] = value
+            continue
+        value, low, high = (None, None, None) if value is None or isnan(value.value) else value
+        columns |= {name: value, f"{name}_low": low, f"{name}_high": high}
+    return columns
