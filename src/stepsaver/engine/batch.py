@@ -101,6 +101,11 @@ class BatchContext:
             block_size=self.decoding.block_size,
         )
 
+    @cached_property
+    def keeps_layer_history(self) -> bool:
+        """Whether blocks note for each layer what it was computed with: for rules that reuse deltas, and for checks."""
+        return self.checked or self.memory.deltas is not None
+
     @property
     def forward_rows_share(self) -> float:
         """What a forward costs each sample of the batch beside its rows, in rows."""

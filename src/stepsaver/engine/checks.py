@@ -18,6 +18,9 @@ def assert_current(plan: StepPlan, view: StepView) -> None:
     """Keys and values of every row that is not hidden, and every delta that is reused, are of the row's own token."""
     if plan.is_empty:  # mode `output` by definition: the last logits stand
         return
+    assert view.by_layer is not None
+    derived = view.by_layer.changed(view.tokens)
+    assert view.changed == derived, f"changed rows are {describe(derived)}, and {describe(view.changed)} is noted"
     seen = rows_between(0, view.block_size) & ~plan.hidden
     assert seen & (seen + 1) == NO_ROWS, f"hidden rows {describe(plan.hidden)} are not the block's last ones"
     for layer, rows in enumerate(plan.layers):

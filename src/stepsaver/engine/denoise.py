@@ -11,7 +11,7 @@ from stepsaver.engine.checks import assert_current
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.policies.policy import Candidates, RevealPolicy
-from stepsaver.engine.rows import row_list
+from stepsaver.engine.rows import row_index, row_list
 from stepsaver.engine.rules.rule import plan_commit, plan_step
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import BlockState, Ending, Request, Sample, ending_of, new_block
@@ -39,7 +39,8 @@ def begin_block(batch: BatchContext, sample: Sample, given: tuple[int, ...]) -> 
 
 
 def _new_block(batch: BatchContext, request: Request, start: int, given: tuple[int, ...]) -> BlockState:
-    return new_block(start, given, decoding=batch.decoding, layers=batch.model.config.layers, last=request.writer.last)
+    layers = batch.model.config.layers if batch.keeps_layer_history else None
+    return new_block(start, given, decoding=batch.decoding, layers=layers, last=request.writer.last)
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class Denoising:
         block.record_run(turn.plan)
         block.note(turn.plan.predicted, proposed)
         rows = row_list(view.candidates)
-        chosen, steps = self.policy.choose(Candidates(rows, tuple(block.confidence[list(rows)].tolist())), view)
+        confidences = tuple(block.confidence[row_index(view.candidates)].tolist())
+        chosen, steps = self.policy.choose(Candidates(rows, confidences), view)
         assert chosen, f"{self.policy} made no progress"
         write = sample.request.writer.write
         block.reveal(chosen, np.array([write(block.start + row, *block.noted(row)) for row in row_list(chosen)]))

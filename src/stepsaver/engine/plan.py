@@ -47,6 +47,13 @@ class StepPlan:
     hidden: Rows = NO_ROWS  # the block's last rows, if they are neither computed nor attended to
     ask_after: int | None = None  # the rules are asked again when this layer has run
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.window, self.reads, self.runs, self.hidden, self.ask_after))
+
     def __le__(self, other: "StepPlan") -> bool:
         """Whether this plan computes nothing that the other one does not."""
         return (
@@ -105,6 +112,19 @@ class StepPlan:
         for run in self.runs[:-1]:
             rows &= run.rows.mlp
         return rows
+
+    @cached_property
+    def rewritten(self) -> Rows:
+        """The rows whose keys and values are rewritten in every layer."""
+        rows = self.window
+        for run in self.runs:
+            rows &= run.rows.keys_values
+        return rows
+
+    @cached_property
+    def rewrites_alike(self) -> bool:
+        """Whether every layer rewrites the keys and values of the same rows."""
+        return all(run.rows.keys_values == self.rewritten for run in self.runs)
 
     def carried(self, layer: int) -> Rows:
         """The rows that have a hidden state after this layer's keys and values."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.plan import LayerRun, StepPlan
-from stepsaver.engine.rows import NO_ROWS, Rows, first_row, row_index, rows_between
+from stepsaver.engine.rows import NO_ROWS, Rows, first_row, row_index, row_list, row_set, rows_between
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.trace import SampleStep
 
@@ -77,9 +77,8 @@ class Stamps(NamedTuple):
 
 
 class RowHistory(NamedTuple):
-    """Per row, in steps of the block: when it was revealed and last run (-1: never), and how it drifted."""
+    """Per row, in steps of the block: when it was last run (-1: never), and how it drifted."""
 
-    revealed_at: NDArray[np.int64]
     last_run: NDArray[np.int64]
     drift: NDArray[np.float64]  # in the probe layers, when last recomputed unchanged; negative: not measured
     drift_since_run: NDArray[np.float64]  # added up since all its layers last ran
@@ -99,6 +98,43 @@ class Ages(NamedTuple):
         return self.parts[1]
 
 
+class LayerHistory(NamedTuple):
+    """What each layer's caches were computed with. Kept where deltas are reused, and where steps are checked."""
+
+    stamps: Stamps
+    ages: Ages
+
+    def changed(self, tokens: NDArray[np.int64]) -> Rows:
+        """Rows whose token differs from the one that their keys and values were computed with, in any layer."""
+        return row_set((self.stamps.keys_values != tokens).any(axis=0))
+
+    def stamp(self, run: LayerRun, tokens: NDArray[np.int64]) -> None:
+        """Notes the tokens that some layers computed their rows with."""
+        layers, rows = slice(run.first, run.last), run.rows
+        if rows.attention == rows.keys_values == rows.mlp:  # as in most runs: one write instead of three
+            index = row_index(rows.mlp)
+            self.stamps.parts[:, layers, index] = tokens[index]
+            return
+        for stamps, ran in zip(self.stamps.parts, rows, strict=True):
+            index = row_index(ran)
+            stamps[layers, index] = tokens[index]
+
+    def age(self, run: LayerRun, carried: Rows) -> None:
+        """Of the rows that go on, ages the deltas that were reused."""
+        layers = slice(run.first, run.last)
+        if run.rows.attention == run.rows.mlp == carried:
+            self.ages.parts[:, layers, row_index(carried)] = 0
+            return
+        for ages, ran in zip(self.ages.parts, (run.rows.attention, run.rows.mlp), strict=True):
+            ages[layers, row_index(carried & ~ran)] += 1
+            ages[layers, row_index(ran)] = 0
+
+
+class Reveal(NamedTuple):
+    step: int  # of the block
+    rows: Rows
+
+
 @dataclass
 class BlockState:
     """The block being decoded: its tokens, which rows are still masked, and what its caches were computed with."""
@@ -107,13 +143,16 @@ class BlockState:
     tokens: NDArray[np.int64]
     masked: Rows
     sealed: Rows  # masked rows that nobody will reveal: those after a continuation that is scored
-    stamps: Stamps
-    ages: Ages
+    changed: Rows  # whose token differs from the one that their keys and values were computed with, in any layer
+    by_layer: (
+        LayerHistory | None
+    )  # None: nobody asks for it, and all layers rewrite the keys and values of the same rows
     proposed: NDArray[np.int64]  # per row, the last token proposed for it
     confidence: NDArray[np.float64]  # and how sure the model was; NaN where no step has computed it
     history: RowHistory
     steps: int = 0  # denoising steps so far, full, sub and reused
     steps_in_sub_block: int = 0
+    reveals: list[Reveal] = field(default_factory=list)  # ascending
     target_scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of rows with targets
     opening: int | None = None  # what the last step would open the next block with
     drift_since_full: float = 0.0  # mean drift of the rows recomputed in each step since the last full one, added up
@@ -129,11 +168,12 @@ class BlockState:
 
     def note(self, rows: Rows, proposed: Proposals) -> None:
         """Keeps what a step proposed for some rows."""
-        index = row_index(rows & rows_between(0, self.size))
+        own = rows & rows_between(0, self.size)
+        index = row_index(own)
         count = len(index)
         self.proposed[index] = proposed.tokens[:count]
         self.confidence[index] = proposed.confidence[:count]
-        self.target_scores.update(zip(index.tolist(), proposed.target_scores[:count], strict=True))
+        self.target_scores.update(zip(row_list(own), proposed.target_scores[:count], strict=True))
         if count < len(proposed.tokens):  # the row after the last one
             self.opening = int(proposed.tokens[count])
 
@@ -145,8 +185,10 @@ class BlockState:
         assert rows & ~self.masked == NO_ROWS, "a row is revealed once"
         index = row_index(rows)
         assert not np.isnan(self.confidence[index]).any(), "a row is revealed from logits that a step computed for it"
+        differing = index[self.tokens[index] != tokens]  # a text that is scored may hold the mask token itself
+        self.changed |= rows if len(differing) == len(index) else sum(1 << row for row in differing.tolist())
         self.tokens[index] = tokens
-        self.history.revealed_at[index] = self.steps
+        self.reveals.append(Reveal(self.steps, rows))
         self.masked &= ~rows
 
     def count_steps(self, steps: int, *, is_last_of_sub_block: bool) -> None:
@@ -155,8 +197,9 @@ class BlockState:
 
     def record_drift(self, plan: StepPlan, drift: NDArray[np.float64]) -> None:
         """Notes the drift of the window's rows in the probe layers; only that of unchanged rows means anything."""
+        assert self.by_layer is not None, "a drift is measured against deltas that are kept"
         window = row_index(plan.window)
-        unchanged = (self.stamps.keys_values[0, window] == self.tokens[window]) & np.isfinite(drift)
+        unchanged = (self.by_layer.stamps.keys_values[0, window] == self.tokens[window]) & np.isfinite(drift)
         history = self.history
         history.drift[window] = np.where(unchanged, drift, -1.0)
         history.drift_since_run[window] += np.where(unchanged, drift, 0.0)
@@ -164,40 +207,29 @@ class BlockState:
             self.drift_since_full += float(drift[unchanged].mean())
 
     def record_run(self, plan: StepPlan) -> None:
-        """Stamps what a plan computed and ages what it reused."""
+        """Notes what a plan computed, and for each layer, where that is kept, what it reused."""
         history = self.history
         history.last_run[row_index(plan.window)] = self.steps
         if plan.kind == "full":
             self.drift_since_full = 0.0
+        if self.by_layer is None:
+            assert plan.rewrites_alike, f"layers rewrite different rows and nobody notes which: {plan}"
+            self.changed &= ~plan.rewritten
+            return
         history.drift_since_run[row_index(plan.run_everywhere)] = 0.0
         for run in plan.runs:
-            self._stamp(run)
-            self._age(run, plan.carried(run.last - 1))
-
-    def _stamp(self, run: LayerRun) -> None:
-        layers, rows = slice(run.first, run.last), run.rows
-        if rows.attention == rows.keys_values == rows.mlp:  # as in most runs: one write instead of three
-            index = row_index(rows.mlp)
-            self.stamps.parts[:, layers, index] = self.tokens[index]
-            return
-        for stamps, ran in zip(self.stamps.parts, rows, strict=True):
-            index = row_index(ran)
-            stamps[layers, index] = self.tokens[index]
-
-    def _age(self, run: LayerRun, carried: Rows) -> None:
-        layers = slice(run.first, run.last)
-        if run.rows.attention == run.rows.mlp == carried:
-            self.ages.parts[:, layers, row_index(carried)] = 0
-            return
-        for ages, ran in zip(self.ages.parts, (run.rows.attention, run.rows.mlp), strict=True):
-            ages[layers, row_index(carried & ~ran)] += 1
-            ages[layers, row_index(ran)] = 0
+            self.by_layer.stamp(run, self.tokens)
+            self.by_layer.age(run, plan.carried(run.last - 1))
+        self.changed = self.changed & ~plan.rewritten if plan.rewrites_alike else self.by_layer.changed(self.tokens)
 
 
 def new_block(
-    start: int, given: tuple[int, ...], *, decoding: DecodingSettings, layers: int, last: int | None = None
+    start: int, given: tuple[int, ...], *, decoding: DecodingSettings, layers: int | None, last: int | None = None
 ) -> BlockState:
-    """A block that opens with given tokens; the rest is masked, and stays so from position `last` on."""
+    """A block that opens with given tokens; the rest is masked, and stays so from position `last` on.
+
+    `layers` are those whose history is kept; None: nobody asks for it.
+    """
     size = decoding.block_size
     tokens = np.full(size, decoding.mask_id, dtype=np.int64)
     tokens[: len(given)] = given
@@ -207,17 +239,21 @@ def new_block(
         tokens=tokens,
         masked=masked,
         sealed=NO_ROWS if last is None else masked & ~rows_between(0, max(0, last - start)),
-        stamps=Stamps(np.full((3, layers, size), NEVER, dtype=np.int64)),
-        ages=Ages(np.zeros((2, layers, size), dtype=np.int64)),
+        changed=rows_between(0, size),
+        by_layer=None if layers is None else _new_history(layers, size),
         proposed=np.full(size, decoding.mask_id, dtype=np.int64),
         confidence=np.full(size, np.nan),
         history=RowHistory(
-            revealed_at=np.full(size, -1, dtype=np.int64),
             last_run=np.full(size, -1, dtype=np.int64),
             drift=np.full(size, -1.0),
             drift_since_run=np.zeros(size),
         ),
     )
+
+
+def _new_history(layers: int, size: int) -> LayerHistory:
+    stamps = np.full((3, layers, size), NEVER, dtype=np.int64)
+    return LayerHistory(Stamps(stamps), Ages(np.zeros((2, layers, size), dtype=np.int64)))
 
 
 @dataclass
@@ -249,7 +285,8 @@ def ending_of(sample: Sample, stop_ids: tuple[int, ...]) -> Ending | None:
     block = sample.block
     first_generated = max(0, len(sample.request.prompt) - block.start)
     limit = sample.request.end - block.start
-    for row in range(first_generated, min(block.known, limit)):
-        if block.tokens[row] in stop_ids:
+    known = block.known
+    for row, token in enumerate(block.tokens[first_generated : min(known, limit)].tolist(), first_generated):
+        if token in stop_ids:
             return Ending("stop", block.start + row + 1)
-    return Ending("length", sample.request.end) if block.known >= limit else None
+    return Ending("length", sample.request.end) if known >= limit else None

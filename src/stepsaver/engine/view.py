@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepsaver.engine.prediction import NEXT, Prediction
-from stepsaver.engine.rows import Rows, first_row, row_set, rows_between
-from stepsaver.engine.state import Ages, BlockState, RowHistory, Stamps
+from stepsaver.engine.rows import NO_ROWS, Rows, first_row, rows_between
+from stepsaver.engine.state import Ages, BlockState, LayerHistory, Reveal, RowHistory, Stamps
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,23 @@ class StepView:
     tokens: NDArray[np.int64]
     masked: Rows
     sealed: Rows
-    stamps: Stamps
-    ages: Ages
+    changed: Rows  # whose token differs from the one that their keys and values were computed with, in any layer
+    by_layer: LayerHistory | None  # kept where deltas are
+    reveals: list[Reveal]
     confidence: NDArray[np.float64]
     history: RowHistory
     steps_in_sub_block: int
     drift_since_full: float
 
     @property
-    def revealed_at(self) -> NDArray[np.int64]:
-        return self.history.revealed_at
+    def stamps(self) -> Stamps:
+        assert self.by_layer is not None, "a rule that looks at single layers reuses deltas"
+        return self.by_layer.stamps
+
+    @property
+    def ages(self) -> Ages:
+        assert self.by_layer is not None, "a rule that looks at single layers reuses deltas"
+        return self.by_layer.ages
 
     @property
     def last_run(self) -> NDArray[np.int64]:
@@ -63,12 +70,12 @@ class StepView:
 
     def revealed_within(self, steps: int) -> Rows:
         """Rows that became tokens in the last so many steps of the block."""
-        return row_set((self.revealed_at >= 0) & (self.step - self.revealed_at <= steps))
-
-    @cached_property
-    def changed(self) -> Rows:
-        """Rows whose token differs from the one that their keys and values were computed with, in any layer."""
-        return row_set((self.stamps.keys_values != self.tokens).any(axis=0))
+        rows = NO_ROWS
+        for reveal in reversed(self.reveals):
+            if self.step - reveal.step > steps:
+                break
+            rows |= reveal.rows
+        return rows
 
 
 def step_view(
@@ -83,8 +90,9 @@ def step_view(
         tokens=block.tokens,
         masked=block.masked,
         sealed=block.sealed,
-        stamps=block.stamps,
-        ages=block.ages,
+        changed=block.changed,
+        by_layer=block.by_layer,
+        reveals=block.reveals,
         confidence=block.confidence,
         history=block.history,
         steps_in_sub_block=block.steps_in_sub_block,
