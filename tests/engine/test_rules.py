@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from stepsaver.engine import registry
 from stepsaver.engine.batch import StepEvent
@@ -19,9 +20,11 @@ from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Layer, Transformer
 from stepsaver.engine.policies.forced import Forced
 from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.rows import Rows
 from stepsaver.engine.rules.layer_groups import layer_group
 from stepsaver.engine.rules.layer_reuse import LayerReuse
 from stepsaver.engine.rules.rule import Rule, parse_rule
+from stepsaver.engine.state import BlockState
 from stepsaver.engine.trace import Trace
 from tests.conftest import GOLDEN, sharpened, tiny_config
 from tests.engine.golden_cases import read_golden
@@ -52,6 +55,27 @@ def generate(engine: Engine, prompts: list = PROMPTS, limit: int = 28, **options
 
 def test_every_rule_of_the_registry_is_proved() -> None:
     assert names_in_the_registry() == set(NEUTRAL) == set(ACTING)
+
+
+@pytest.mark.parametrize("rules", [(), *ACTING_SETS], ids=named)
+def test_steps_are_the_same_whether_they_are_checked_or_not(tiny_model: Transformer, rules: tuple[Rule, ...]) -> None:
+    """What is noted for single layers is for the checks and for deltas alone: plans follow from the set of rows."""
+    checked = engine_of(tiny_model, rules, batch_size=2, join="none")
+    free = Engine(tiny_model, policy=checked.policy, rules=rules, batch_size=2, decoding=checked.decoding)
+    assert [(each.ids, each.steps) for each in generate(free)] == [(each.ids, each.steps) for each in generate(checked)]
+
+
+def test_a_changed_row_that_is_not_noted_is_found(tiny_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    reveal = BlockState.reveal
+
+    def forgetful(block: BlockState, rows: Rows, tokens: NDArray[np.int64]) -> None:
+        changed = block.changed
+        reveal(block, rows, tokens)
+        block.changed = changed
+
+    monkeypatch.setattr(BlockState, "reveal", forgetful)
+    with pytest.raises(AssertionError, match="is noted"):
+        generate(engine_of(tiny_model))
 
 
 @pytest.mark.parametrize("rules", rule_sets(NEUTRAL), ids=named)

@@ -18,6 +18,7 @@ RULES = [
     ("layer_reuse:k=2,layers=all,mode=mlp",),
     ("adaptive_layers:probe=1,threshold=0.5",),
     ("previous_row:refresh=block", "near_rows"),
+    ("trim:level=changed", "light_commit:settle=0"),
 ]
 
 
@@ -89,6 +90,20 @@ def test_hidden_rows_are_those_after_the_sub_block_and_no_layer_has_them(tiny_mo
     assert hidden == {"none", "4-7"}
     for run in traced(engine_of(tiny_model, "trim"))[1]:
         assert {frame["hidden"] for frame in run["frames"]} == {"none"}
+
+
+def test_a_light_commit_shows_the_rows_that_it_keeps(tiny_model: Transformer) -> None:
+    completions, runs = traced(engine_of(tiny_model, "light_commit:settle=0"))
+    kept = 0
+    for completion, run in zip(completions, runs, strict=True):
+        for step, frame in zip(completion.steps, run["frames"], strict=True):
+            if step.kind != "commit":
+                continue
+            for first, last, carried, _, keys_values, _ in frame["layers"]:
+                assert len(rows_of(keys_values)) == step.rows
+                assert len(rows_of(carried)) == (step.head_rows if last == tiny_model.config.layers else step.rows)
+                kept += (last - first) * (BLOCK - step.rows)
+    assert kept
 
 
 def test_changed_rows_are_those_revealed_before(tiny_model: Transformer) -> None:

@@ -192,7 +192,9 @@ def _propose(batch: BatchContext, turns: list[Turn], logits: Tensor, targets: li
 
 
 def targets_of(turns: list[Turn]) -> list[tuple[int, ...]]:
-    """The tokens to be scored for each row that is read."""
+    """The tokens to be scored for each row that is read; empty where nobody has any."""
+    if not any(turn.sample.request.writer.has_targets for turn in turns):
+        return []
     return [turn.sample.request.writer.targets(position) for turn, position in _predicted_positions(turns)]
 
 

@@ -11,7 +11,7 @@ from stepsaver.engine.attention import Attending, Segment, plan_attending
 from stepsaver.engine.cache import DeltaCache, Index, KeyValueCache
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rows import Rows, row_index
+from stepsaver.engine.rows import Rows, index_within, row_index
 
 
 class Step(NamedTuple):
@@ -108,17 +108,15 @@ def pack_run(
     device = rows.tokens.device
     windows = [step.plan.window for step in steps]
     kept = [step.plan.carried(layer) for step in steps]
-    attention = [step.plan.layers[layer].attention for step in steps]
-    keys_values = [step.plan.layers[layer].keys_values for step in steps]
-    mlp = [step.plan.layers[layer].mlp for step in steps]
+    attention, keys_values, mlp = map(list, zip(*(step.plan.layers[layer] for step in steps), strict=True))
     written = _subset(keys_values, windows, device)
     queries = _subset(attention, windows, device)
-    kept_rows = _subset(kept, windows, device)
+    kept_rows = queries if kept == attention else _subset(kept, windows, device)
     return PackedRun(
         is_fused=written.places is None and queries.places is None and kept_rows.places is None,
         keys_values=written,
         keys_values_rotation=written.select(rotation),
-        places=_places(steps, keys_values, cache),
+        places=_places(steps, keys_values, cache) if written.size else None,
         queries=queries,
         query_rotation=queries.select(rotation),
         attending=plan_attending(_segments(steps, attention), cache),
@@ -142,22 +140,22 @@ def _part(
 
 def _subset(parts: list[Rows], wholes: list[Rows], device: torch.device) -> Subset:
     """Where the rows of each part lie in the sequence of all rows of the wholes."""
-    size = sum(part.bit_count() for part in parts)
+    size = sum(map(int.bit_count, parts))
     if parts == wholes:
         return Subset(None, size)
+    if not size:
+        return Subset(torch.empty(0, dtype=torch.int64, device=device), 0)
     places: list[Index] = []
     offset = 0
     for part, whole in zip(parts, wholes, strict=True):
         if part:
-            places.append(offset + np.searchsorted(row_index(whole), row_index(part)))
+            places.append(offset + index_within(part, whole))
         offset += whole.bit_count()
-    return Subset(_tensor(np.concatenate(places) if places else np.empty(0, dtype=np.int64), device), size)
+    return Subset(_tensor(np.concatenate(places), device), size)
 
 
-def _places(steps: Sequence[Step], written: list[Rows], cache: KeyValueCache) -> Tensor | None:
+def _places(steps: Sequence[Step], written: list[Rows], cache: KeyValueCache) -> Tensor:
     index = [row_index(rows) for rows in written]
-    if not any(map(len, index)):
-        return None
     slots = np.repeat([step.slot for step in steps], [len(rows) for rows in index])
     return cache.places(slots, np.concatenate([step.start + rows for step, rows in zip(steps, index, strict=True)]))
 

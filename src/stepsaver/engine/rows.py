@@ -34,6 +34,14 @@ def row_index(rows: Rows) -> "NDArray[np.int64]":
     return index
 
 
+@lru_cache(maxsize=65536)
+def index_within(part: Rows, whole: Rows) -> "NDArray[np.int64]":
+    """Where the rows of a part lie among those of the whole. Shared between callers, so read-only."""
+    index = np.searchsorted(row_index(whole), row_index(part))
+    index.flags.writeable = False
+    return index
+
+
 def first_row(rows: Rows) -> int:
     """The lowest row of a set, which must not be empty."""
     assert rows, "an empty set has no first row"

@@ -43,6 +43,7 @@ class GivenText(Writer):
     """Writes given tokens whatever the model proposes, and keeps how likely they were."""
 
     shares_contexts = True
+    has_targets = True
 
     def __init__(self, start: int, targets: tuple[tuple[int, ...], ...]) -> None:
         self.positions = range(start, start + len(targets))

@@ -21,6 +21,7 @@ class Writer:
     """What goes into revealed rows. Generation writes what the model proposes; scoring has a writer of its own."""
 
     shares_contexts: ClassVar[bool] = False  # with other requests whose context is the same
+    has_targets: ClassVar[bool] = False  # tokens whose probability is asked for
     last: int | None = None  # rows from this position on stay masked; None: blocks are finished
 
     def targets(self, position: int) -> tuple[int, ...]:

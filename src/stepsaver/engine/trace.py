@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stepsaver.engine.plan import Kind, StepPlan
-from stepsaver.engine.rows import first_row
+from stepsaver.engine.rows import NO_ROWS, Rows, first_row
 
 DENOISING: tuple[Kind, ...] = ("full", "sub", "reused", "draft")  # the kinds of denoising steps
 
@@ -28,6 +28,7 @@ class SampleStep(NamedTuple):
     head_rows: int
     revealed: int  # rows that became tokens
     recomputed_context: int = 0  # rows of context run again because the prefix cache is off
+    window: Rows = NO_ROWS  # the rows that it ran, counted within its block
 
 
 class LayersRun(NamedTuple):
@@ -133,4 +134,5 @@ def sample_step(
         head_rows=plan.reads.bit_count(),
         revealed=revealed,
         recomputed_context=recomputed_context,
+        window=plan.window,
     )

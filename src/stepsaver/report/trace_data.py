@@ -169,7 +169,8 @@ class TraceRecorder:
                     tokens = _after(last)
                 else:  # a block of one row is known without a step
                     tokens = [*prompt, *completion.ids][start : start + size]
-                yield _frame(step, start, tokens, plan=commit, positions=[start + size] if step.revealed else [])
+                positions = [start + size] if step.revealed else []
+                yield _frame(step, start, tokens, plan=commit.within(step.window), positions=positions)
             else:
                 last = next(seen)
                 yield _denoising_frame(step, last)

@@ -9,8 +9,8 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.trace import DENOISING, ForwardRecord, LayersRun, SampleStep, Trace
 
-# Which sample it was and what it revealed cost nothing; context is summed, as operations grow with it in a line.
-LEFT_OUT = ("sample", "context", "revealed")
+# Which sample and rows it was and what it revealed cost nothing; context is summed: operations grow with it in a line.
+LEFT_OUT = ("sample", "context", "revealed", "window")
 FIELDS = tuple(name for name in SampleStep._fields if name not in LEFT_OUT)
 
 Group = tuple[Any, ...]
