@@ -94,7 +94,7 @@ def test_readme_example_runs() -> None:
     assert example
     done = subprocess.run([sys.executable, "-c", example[1]], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("length") + done.stdout.count("stop") == 2
+    assert "21" in done.stdout  # pens
 
 
 def test_every_rule_and_policy_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
