@@ -63,6 +63,33 @@ def test_every_module_that_is_imported_is_there() -> None:
             assert is_there, f"{path.relative_to(ROOT)} imports {name}"
 
 
+# Where decoding starts: from here on nothing is imported that the package does not require.
+DECODING = ("cli", "extending", "api.model", "commands.generate", "commands.score", "report.trace_page")
+REQUIRED = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "stepsaver"}
+
+
+def imported_with(path: Path) -> set[str]:
+    """The modules that come with a module; imports inside functions wait for their use, those for types never come."""
+    statements = ast.parse(path.read_text(encoding="utf-8")).body
+    names = {alias.name for each in statements if isinstance(each, ast.Import) for alias in each.names}
+    return names | {str(each.module) for each in statements if isinstance(each, ast.ImportFrom)}
+
+
+@pytest.mark.parametrize("start", DECODING)
+def test_decoding_imports_only_what_is_required(start: str) -> None:
+    waiting, seen = [f"stepsaver.{start}"], set[str]()
+    while waiting:
+        name = waiting.pop()
+        path = SOURCE.parent.joinpath(*name.split(".")).with_suffix(".py")
+        if name in seen or not path.exists():
+            continue
+        seen.add(name)
+        for other in imported_with(path):
+            package = other.split(".")[0]
+            assert package in REQUIRED | set(sys.stdlib_module_names), f"{name} imports {other}, which is optional"
+            waiting += [other] if package == "stepsaver" else []
+
+
 def test_engine_imports_torch_numpy_and_safetensors_only() -> None:
     standard = set(sys.stdlib_module_names)
     for path in (SOURCE / "engine").rglob("*.py"):

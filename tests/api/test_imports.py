@@ -73,6 +73,20 @@ def test_generate_works_without_the_other_parts(folder: Path, tmp_path: Path, ar
     assert done.returncode == 0, done.stderr
 
 
+def test_python_works_without_the_other_parts(folder: Path) -> None:
+    program = BLOCKER.partition("from stepsaver.cli")[0] + (
+        f"import stepsaver; model = stepsaver.load({str(folder)!r})\n"
+        "texts = list(model.generate(['hi', 'you'], rules=['trim'], max_new_tokens=8))\n"
+        "print(len(texts), len(model.score([('a', 'b')])))\n"
+        "try: stepsaver.compare(model, 'mini_gsm8k', {'plain': []})\n"
+        "except stepsaver.UsageError as error: print(error)"
+    )
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "2 1"
+    assert done.stdout.splitlines()[1].endswith(": pip install 'stepsaver[bench]'")
+
+
 def test_score_works_without_the_other_parts(folder: Path, tmp_path: Path) -> None:
     requests = tmp_path / "requests.jsonl"
     requests.write_text('{"context": "a", "continuation": "b"}\n')

@@ -62,14 +62,14 @@ def add_recipe_argument(group: argparse._ArgumentGroup) -> None:
 
 def take_recipe(options: argparse.Namespace) -> "Recipe | None":
     """Fills the options that a recipe settles. A batch size may be given beside it, which is then said."""
-    from stepsaver.evaluation.recipe import read_recipe
-
     given = [name for name in SETTLED_BY_RECIPE if getattr(options, name)]
     if options.recipe is None:
         recipe = None
     elif given:
         raise UsageError(f"--recipe and --{given[0].replace('_', '-')} exclude each other")
     else:
+        from stepsaver.evaluation.recipe import read_recipe  # it needs the part `bench`, and decoding does not
+
         recipe = read_recipe(options.recipe)
         options.rule, options.policy = list(recipe.rules), recipe.policy
         options.sub_block_size, options.join = recipe.sub_block_size, recipe.join
