@@ -151,17 +151,24 @@ def mix(
             return mixed
     heads_NHE = projected.view(len(projected), -1, rotation.shape[-1])
     kv_heads = 0 if places is None else cache.kv_heads
-    queries, keys, values = heads_NHE.split_with_sizes((heads_NHE.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
-    if cache.has_kernel:
-        assert attending is not None
-        return _attend(queries, cache, layer, attending, mixed)
-    if places is not None:
-        keys = keys if norms is None else norms.keys(keys)
-        cache.write(layer, places, torch.cat((rotate(keys, rotation), values), 1))
+    query_heads = heads_NHE.shape[1] - 2 * kv_heads
+    if not cache.has_kernel:
+        _turn(heads_NHE, query_heads, kv_heads, rotation, norms)
+        if places is not None:
+            cache.write(layer, places, heads_NHE[:, query_heads:])
     if attending is None:
         return None
-    queries = queries if norms is None else norms.queries(queries)
-    return _attend(rotate(queries, rotation), cache, layer, attending, mixed)
+    return _attend(heads_NHE[:, :query_heads], cache, layer, attending, mixed)
+
+
+def _turn(heads_NHE: Tensor, query_heads: int, kv_heads: int, rotation: Rotation, norms: HeadNorms | None) -> None:
+    """Norms and rotates queries and keys in place, both in the same operations."""
+    turned = heads_NHE[:, : query_heads + kv_heads]
+    normed = turned
+    if norms is not None:
+        queries, keys = turned.split_with_sizes((query_heads, kv_heads), 1)
+        normed = torch.cat((norms.queries(queries), norms.keys(keys)), 1)
+    rotate(normed, rotation, out=turned)
 
 
 def _attend(
@@ -189,12 +196,23 @@ def _attend(
 
 
 def _attend_one(queries_RHE: Tensor, cache: KeyValueCache, layer: int, segment: Alone) -> Tensor:
-    """One sample: torch's fused kernel shares the key-value heads itself, which saves folding the queries."""
+    """One sample. On a CPU torch's fused kernel shares the key-value heads itself, which saves folding the queries."""
     keys, values = cache.read(layer, slice(segment.slot, segment.slot + 1), segment.length)
+    sharing = queries_RHE.shape[1] // keys.shape[1]
+    if sharing > 1 and cache.device.type != "cpu":
+        return _attend_folded(queries_RHE, keys, values, segment.mask, sharing)
     queries = queries_RHE.transpose(0, 1).unsqueeze(0)
-    is_grouped = queries.shape[1] != keys.shape[1]
-    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=segment.mask, enable_gqa=is_grouped)
+    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=segment.mask, enable_gqa=sharing > 1)
     return mixed[0].transpose(0, 1)
+
+
+def _attend_folded(queries_RHE: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sharing: int) -> Tensor:
+    """Heads that share keys and values are more rows: GPUs before compute capability 8.0 have no fused kernel that
+    shares them, and torch would repeat keys and values for every head.
+    """
+    folded = _fold(queries_RHE, samples=1, kv_heads=keys.shape[1])
+    mask = None if mask is None else mask.repeat(sharing, 1)
+    return _unfold(F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask), heads=queries_RHE.shape[1])
 
 
 def _attend_padded(queries_NHE: Tensor, cache: KeyValueCache, layer: int, group: Together) -> Tensor:

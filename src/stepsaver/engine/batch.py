@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stepsaver.engine.base_plan import prefill_plan
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.forward import Executed, Memory, run_step
+from stepsaver.engine.forward import Executed, Memory, StepOutput, run_step
 from stepsaver.engine.joins import Joins, resolve_joins
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
@@ -159,29 +159,33 @@ def execute(batch: BatchContext, turns: list[Turn], targets: list[tuple[int, ...
     final = list(turns)
     for index, step in zip(running, output.steps, strict=True):
         final[index] = turns[index]._replace(step=step)
-    proposals = _propose(batch, final, output.logits, targets_of(final) if targets is None else targets)
+    proposals, drift = _propose(batch, final, output, targets_of(final) if targets is None else targets)
     if output.drift is not None:
-        _note_drift(blocks, output.steps, output.drift)
+        _note_drift(blocks, output.steps, drift)
     executed = output.executed
     layers = LayersRun(executed.attention_layers, executed.keys_values_layers, executed.mlp_layers)
     return Execution(final, proposals, layers, perf_counter() - started)
 
 
-def _propose(batch: BatchContext, turns: list[Turn], logits: Tensor, targets: list[tuple[int, ...]]) -> list[Proposals]:
+def _propose(
+    batch: BatchContext, turns: list[Turn], output: StepOutput, targets: list[tuple[int, ...]]
+) -> tuple[list[Proposals], NDArray[np.float64]]:
+    """Each turn's proposals, and the drift of all rows, if any was measured: the forward's one transfer to the host."""
     reads = [turn.plan.reads.bit_count() for turn in turns]
     uniforms = [] if batch.sampling.is_greedy else _uniforms(batch, turns)
     try:
         proposals = propose(
-            logits,
+            output.logits,
             mask_id=batch.decoding.mask_id,
             sampling=batch.sampling,
             uniforms=uniforms,
             targets=targets if any(targets) else [],
+            beside=output.drift,
         )
     except NonFiniteLogits as error:
         raise _named(error, turns, reads) from None
     ends = np.cumsum(reads)
-    return [
+    split = [
         Proposals(
             proposals.tokens[end - count : end],
             proposals.confidence[end - count : end],
@@ -189,6 +193,7 @@ def _propose(batch: BatchContext, turns: list[Turn], logits: Tensor, targets: li
         )
         for end, count in zip(ends, reads, strict=True)
     ]
+    return split, proposals.beside
 
 
 def targets_of(turns: list[Turn]) -> list[tuple[int, ...]]:
@@ -206,7 +211,8 @@ def _predicted_positions(turns: list[Turn]) -> Iterator[tuple[Turn, int]]:
 def _plan_again(batch: BatchContext, blocks: list[BlockState], steps: Sequence[Step], drift_N: Tensor) -> list[Step]:
     """In the middle of a forward: lets the rules that wanted to know the drift take away work of the layers after."""
     planned: list[Step] = []
-    for block, step, drift in zip(blocks, steps, _split_rows(steps, drift_N), strict=True):
+    drifts = _split_rows(steps, drift_N.double().cpu().numpy())
+    for block, step, drift in zip(blocks, steps, drifts, strict=True):
         if step.plan.ask_after is None:
             planned.append(step)
             continue
@@ -215,16 +221,15 @@ def _plan_again(batch: BatchContext, blocks: list[BlockState], steps: Sequence[S
     return planned
 
 
-def _note_drift(blocks: list[BlockState], steps: Sequence[Step], drift_N: Tensor) -> None:
+def _note_drift(blocks: list[BlockState], steps: Sequence[Step], drift_N: NDArray[np.float64]) -> None:
     """Notes the drift of the samples whose rules were not asked in between, which has noted it already."""
     for block, step, drift in zip(blocks, steps, _split_rows(steps, drift_N), strict=True):
         if step.plan.ask_after is None and step.plan.kind != "commit":
             block.record_drift(step.plan, drift)
 
 
-def _split_rows(steps: Sequence[Step], values_N: Tensor) -> list[NDArray[np.float64]]:
-    ends = np.cumsum([step.plan.rows for step in steps])[:-1]
-    return np.split(values_N.double().cpu().numpy(), ends)
+def _split_rows(steps: Sequence[Step], values_N: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    return np.split(values_N, np.cumsum([step.plan.rows for step in steps])[:-1])
 
 
 def view_of(batch: BatchContext, block: BlockState) -> StepView:

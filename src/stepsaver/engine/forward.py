@@ -15,7 +15,7 @@ from stepsaver.engine.attention import mix
 from stepsaver.engine.cache import DeltaCache, KeyValueCache, keep_deltas
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Attention, Layer, Transformer
-from stepsaver.engine.packing import PackedRun, PartRows, Step, Subset, pack_rows, pack_run, run_end
+from stepsaver.engine.packing import PackedRun, Packer, PartRows, Step, Subset, pack_rows, run_end
 from stepsaver.engine.stream import Stream
 
 PartName = Literal["attention", "mlp"]
@@ -75,13 +75,13 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
     Where a plan says so, `ask` is given the drift measured so far and answers with the steps for the layers after.
     """
     rows = pack_rows(steps, model.device)
-    rotation = memory.rotations[rows.positions]
+    packer = Packer(rows, rotation=memory.rotations[rows.positions], cache=memory.cache, deltas=memory.deltas)
     forward = Forward(memory, Stream(model.embedding(rows.tokens)), steps)
     layers = tuple(model.layers)
     first = 0
     while first < len(layers):
         last = run_end(forward.steps, first)
-        run = pack_run(forward.steps, first, rows=rows, rotation=rotation, cache=memory.cache, deltas=memory.deltas)
+        run = packer.run(forward.steps, first)
         for index in range(first, last):
             forward.run_layer(cast(Layer, layers[index]), index, run)
         if ask is not None and any(step.plan.ask_after == last - 1 for step in forward.steps):

@@ -95,79 +95,102 @@ def run_end(steps: Sequence[Step], first: int) -> int:
     return min(end for end in ends if end > first)
 
 
-def pack_run(
-    steps: Sequence[Step],
-    layer: int,
-    *,
-    rows: PackedRows,
-    rotation: Rotation,
-    cache: KeyValueCache,
-    deltas: DeltaCache | None,
-) -> PackedRun:
-    """The index tensors of the run of layers that begins with `layer`."""
-    device = rows.tokens.device
-    windows = [step.plan.window for step in steps]
-    kept = [step.plan.carried(layer) for step in steps]
-    attention, keys_values, mlp = map(list, zip(*(step.plan.layers[layer] for step in steps), strict=True))
-    written = _subset(keys_values, windows, device)
-    queries = _subset(attention, windows, device)
-    kept_rows = queries if kept == attention else _subset(kept, windows, device)
-    return PackedRun(
-        is_fused=written.places is None and queries.places is None and kept_rows.places is None,
-        keys_values=written,
-        keys_values_rotation=written.select(rotation),
-        places=_places(steps, keys_values, cache) if written.size else None,
-        queries=queries,
-        query_rotation=queries.select(rotation),
-        attending=plan_attending(_segments(steps, attention), cache),
-        kept=kept_rows.places,
-        attention=_part(steps, attention, kept, deltas, device),
-        mlp=_part(steps, mlp, kept, deltas, device),
-    )
+class Packer:
+    """Builds the index tensors of a forward. Layers that run the same rows share them: each is built, and copied to the
+    device, once.
+    """
+
+    def __init__(
+        self, rows: PackedRows, *, rotation: Rotation, cache: KeyValueCache, deltas: DeltaCache | None
+    ) -> None:
+        self.device = rows.tokens.device
+        self.rotation, self.cache, self.deltas = rotation, cache, deltas
+        self._nothing = torch.empty(0, dtype=torch.int64, device=self.device)
+        self._subsets: dict[tuple[tuple[Rows, ...], tuple[Rows, ...]], Subset] = {}
+        self._rotations: dict[tuple[Rows, ...], Rotation] = {}
+        self._places: dict[tuple[Rows, ...], Tensor | None] = {}
+        self._attending: dict[tuple[Rows, ...], Attending] = {}
+        self._delta_indices: dict[tuple[Rows, ...], Tensor] = {}
+
+    def run(self, steps: Sequence[Step], layer: int) -> PackedRun:
+        """What the run of layers that begins with `layer` is given. The steps of a forward may be planned anew on the
+        way, but their windows, slots and positions stay.
+        """
+        windows = tuple(step.plan.window for step in steps)
+        kept = tuple(step.plan.carried(layer) for step in steps)
+        attention, keys_values, mlp = zip(*(step.plan.layers[layer] for step in steps), strict=True)
+        written = self._subset(keys_values, windows)
+        queries = self._subset(attention, windows)
+        kept_rows = self._subset(kept, windows)
+        if keys_values not in self._places:
+            self._places[keys_values] = _places(steps, keys_values, self.cache) if written.size else None
+        if attention not in self._attending:
+            self._attending[attention] = plan_attending(_segments(steps, attention), self.cache)
+        return PackedRun(
+            is_fused=written.places is None and queries.places is None and kept_rows.places is None,
+            keys_values=written,
+            keys_values_rotation=self._rotation(keys_values, written),
+            places=self._places[keys_values],
+            queries=queries,
+            query_rotation=self._rotation(attention, queries),
+            attending=self._attending[attention],
+            kept=kept_rows.places,
+            attention=self._part(steps, attention, kept),
+            mlp=self._part(steps, mlp, kept),
+        )
+
+    def _part(self, steps: Sequence[Step], ran: tuple[Rows, ...], kept: tuple[Rows, ...]) -> PartRows:
+        reused = tuple(keep & ~run for keep, run in zip(kept, ran, strict=True))
+        return PartRows(
+            ran=self._subset(ran, kept),
+            reused=self._subset(reused, kept),
+            ran_delta_index=self._delta_index(steps, ran),
+            reused_delta_index=self._delta_index(steps, reused),
+        )
+
+    def _subset(self, parts: tuple[Rows, ...], wholes: tuple[Rows, ...]) -> Subset:
+        """Where the rows of each part lie in the sequence of all rows of the wholes."""
+        if parts == wholes:
+            return Subset(None, sum(map(int.bit_count, parts)))
+        if not any(parts):
+            return Subset(self._nothing, 0)
+        if (parts, wholes) not in self._subsets:
+            places = _places_within(parts, wholes)
+            self._subsets[parts, wholes] = Subset(_tensor(places, self.device), len(places))
+        return self._subsets[parts, wholes]
+
+    def _rotation(self, parts: tuple[Rows, ...], subset: Subset) -> Rotation:
+        if parts not in self._rotations:
+            self._rotations[parts] = subset.select(self.rotation)
+        return self._rotations[parts]
+
+    def _delta_index(self, steps: Sequence[Step], parts: tuple[Rows, ...]) -> Tensor:
+        if self.deltas is None or not any(parts):
+            return self._nothing
+        if parts not in self._delta_indices:
+            size = self.deltas.block_size
+            index = [step.slot * size + row_index(part) for step, part in zip(steps, parts, strict=True)]
+            self._delta_indices[parts] = _tensor(np.concatenate(index), self.device)
+        return self._delta_indices[parts]
 
 
-def _part(
-    steps: Sequence[Step], ran: list[Rows], kept: list[Rows], deltas: DeltaCache | None, device: torch.device
-) -> PartRows:
-    reused = [keep & ~run for keep, run in zip(kept, ran, strict=True)]
-    return PartRows(
-        ran=_subset(ran, kept, device),
-        reused=_subset(reused, kept, device),
-        ran_delta_index=_delta_index(steps, ran, deltas, device),
-        reused_delta_index=_delta_index(steps, reused, deltas, device),
-    )
-
-
-def _subset(parts: list[Rows], wholes: list[Rows], device: torch.device) -> Subset:
-    """Where the rows of each part lie in the sequence of all rows of the wholes."""
-    size = sum(map(int.bit_count, parts))
-    if parts == wholes:
-        return Subset(None, size)
-    if not size:
-        return Subset(torch.empty(0, dtype=torch.int64, device=device), 0)
+def _places_within(parts: Sequence[Rows], wholes: Sequence[Rows]) -> Index:
     places: list[Index] = []
     offset = 0
     for part, whole in zip(parts, wholes, strict=True):
         if part:
             places.append(offset + index_within(part, whole))
         offset += whole.bit_count()
-    return Subset(_tensor(np.concatenate(places), device), size)
+    return np.concatenate(places)
 
 
-def _places(steps: Sequence[Step], written: list[Rows], cache: KeyValueCache) -> Tensor:
+def _places(steps: Sequence[Step], written: Sequence[Rows], cache: KeyValueCache) -> Tensor:
     index = [row_index(rows) for rows in written]
     slots = np.repeat([step.slot for step in steps], [len(rows) for rows in index])
     return cache.places(slots, np.concatenate([step.start + rows for step, rows in zip(steps, index, strict=True)]))
 
 
-def _delta_index(steps: Sequence[Step], parts: list[Rows], deltas: DeltaCache | None, device: torch.device) -> Tensor:
-    if deltas is None:
-        return torch.empty(0, dtype=torch.int64, device=device)
-    index = [step.slot * deltas.block_size + row_index(part) for step, part in zip(steps, parts, strict=True)]
-    return _tensor(np.concatenate(index), device)
-
-
-def _segments(steps: Sequence[Step], queries: list[Rows]) -> list[Segment]:
+def _segments(steps: Sequence[Step], queries: Sequence[Rows]) -> list[Segment]:
     segments: list[Segment] = []
     start = 0
     for step, rows in zip(steps, queries, strict=True):

@@ -46,6 +46,7 @@ class Proposals(NamedTuple):
     tokens: NDArray[np.int64]
     confidence: NDArray[np.float64]
     target_scores: list[NDArray[np.float64]]  # log-probabilities; empty arrays where nothing is scored
+    beside: NDArray[np.float64] = np.empty(0)  # what else came in the same transfer
 
     def each(self) -> Iterator[tuple[int, NDArray[np.float64]]]:
         """Per row, the token and the scores of the targets."""
@@ -74,8 +75,12 @@ def propose(
     sampling: Sampling,
     uniforms: Sequence[float] = (),
     targets: Sequence[tuple[int, ...]] = (),
+    beside: Tensor | None = None,
 ) -> Proposals:
-    """The proposals of all rows with one transfer to the host; `targets` are the tokens to be scored, row by row."""
+    """The proposals of all rows with one transfer to the host; `targets` are the tokens to be scored, row by row.
+
+    `beside` is a vector that the host wants as well: a second transfer would wait for the device a second time.
+    """
     logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     rows = len(logits_NV)
     scored = _target_scores(logits_NV, targets)
@@ -83,13 +88,15 @@ def propose(
         chosen = kernels.most_likely(logits_NV, mask_id).t()
     else:
         chosen = _chosen(logits_NV, mask_id, sampling, uniforms)
-    host = torch.cat((chosen.flatten(), scored.double())).cpu().numpy()
+    wanted = [chosen.flatten(), scored.double()] + ([] if beside is None else [beside.double()])
+    host = torch.cat(wanted).cpu().numpy()
     tokens, confidence, sums = host[: 3 * rows].reshape(3, rows)
+    scores, others = np.split(host[3 * rows :], [len(scored)])
     if not np.isfinite(sums).all():
         raise NonFiniteLogits(int(np.argmin(np.isfinite(sums))))
     ends = np.cumsum([len(each) for each in targets])
-    split = np.split(host[3 * rows :], ends[:-1]) if len(targets) else [host[:0]] * rows
-    return Proposals(tokens.astype(np.int64), confidence, split)
+    split = np.split(scores, ends[:-1]) if len(targets) else [host[:0]] * rows
+    return Proposals(tokens.astype(np.int64), confidence, split, others)
 
 
 def _chosen(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: Sequence[float]) -> Tensor:

@@ -88,7 +88,7 @@ def rotation_table(rope: Rope, *, head_dim: int, positions: int, dtype: torch.dt
     return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(dtype)
 
 
-def rotate(x_NHE: Tensor, rotation: Rotation) -> Tensor:
-    """Turns each pair (i, i + head_dim / 2) by its angle."""
+def rotate(x_NHE: Tensor, rotation: Rotation, *, out: Tensor | None = None) -> Tensor:
+    """Turns each pair (i, i + head_dim / 2) by its angle; `out` may be what is turned."""
     cos, sin = rotation.unbind(-3)
-    return torch.addcmul(x_NHE * cos, x_NHE.roll(x_NHE.shape[-1] // 2, -1), sin)
+    return torch.addcmul(x_NHE * cos, x_NHE.roll(x_NHE.shape[-1] // 2, -1), sin, out=out)
