@@ -1,48 +1,52 @@
-"""`stepsaver doctor`: whether this machine is ready, one line per thing that matters."""
+"""`stepsaver doctor`: whether this machine is ready, one line per thing that matters; and a checkpoint on it."""
 
 import argparse
 import json
 import os
 import platform
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
 
+from stepsaver.bench.machine.finding import Finding
 from stepsaver.commands._registry_table import add_json_argument
 from stepsaver.extras import missing_part
 
-HELP = "whether this machine is ready"
+HELP = "whether this machine is ready, and a checkpoint on it"
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub")
 OPTIONAL = ("lm_eval", "plotly", "submitit")  # one of each part
 
 
-class Finding(NamedTuple):
-    name: str
-    is_fine: bool
-    says: str
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="M", help="also load, decode, compare and time a checkpoint")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: %(default)s)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)")
     add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    findings = [
-        _python(),
-        *map(_package, PACKAGES),
-        *map(_optional, OPTIONAL),
-        _device(),
-        _weights(),
-        _kernels(),
-        _tiles(),
-        _embedded(),
-        _hub(),
-    ]
+    found = []
+    for finding in _findings(options):
+        found.append(finding)
+        if not options.json:
+            print(f"{'ok ' if finding.is_fine else 'NO '} {finding.name}: {finding.says}", flush=True)
     if options.json:
-        print(json.dumps([finding._asdict() for finding in findings]))
-    else:
-        for finding in findings:
-            print(f"{'ok ' if finding.is_fine else 'NO '} {finding.name}: {finding.says}")
-    return 0 if all(finding.is_fine for finding in findings) else 1
+        print(json.dumps([finding._asdict() for finding in found]))
+    return 0 if all(finding.is_fine for finding in found) else 1
+
+
+def _findings(options: argparse.Namespace) -> Iterator[Finding]:
+    yield from (_python(), *map(_package, PACKAGES), *map(_optional, OPTIONAL))
+    yield from (_device(options.device, options.dtype), _weights(), _kernels(), _tiles(), _embedded(), _hub())
+    if options.model is not None:
+        yield from _model(options)
+
+
+def _model(options: argparse.Namespace) -> Iterable[Finding]:
+    from stepsaver.bench.machine.checkup import check_up
+    from stepsaver.evaluation.open_model import open_model
+
+    opened = open_model(options.model, device=options.device, dtype=options.dtype)
+    return check_up(opened)
 
 
 def _python() -> Finding:
@@ -61,15 +65,15 @@ def _optional(name: str) -> Finding:
     return found if found.is_fine else Finding(name, True, f"not installed; {missing_part(name)}")
 
 
-def _device() -> Finding:
+def _device(name: str, dtype_name: str) -> Finding:
     import torch
 
     from stepsaver.engine.device import choose_device, choose_dtype
 
-    device = choose_device("auto")
-    dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
+    device = choose_device(name)
+    dtype = str(choose_dtype(dtype_name, device)).removeprefix("torch.")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    return Finding("device", True, f"{device} ({name}), dtype auto means {dtype}")
+    return Finding("device", True, f"{device} ({name}), dtype {dtype_name} means {dtype}")
 
 
 def _weights() -> Finding:

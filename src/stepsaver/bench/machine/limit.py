@@ -13,25 +13,29 @@ from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.trace import ForwardRecord, Trace
 
 READ = 1 << 27  # numbers: more than any cache holds
-MULTIPLIED = 1024  # rows, inputs and outputs
+MULTIPLIED, MULTIPLIED_ELSEWHERE = 1024, 8192  # rows, inputs and outputs: on a CPU, and on a device with more units
 TIMES = 7  # the best of which counts: a limit is what is possible
 KINDS = ("prefill", "full", "sub", "commit")
 
 
-def measure_machine() -> Machine:
-    """Single precision, with as many threads as torch uses."""
-    numbers = torch.ones(READ)
-    square = torch.rand(MULTIPLIED, MULTIPLIED)
-    reading = _best(numbers.sum)
-    multiplying = _best(lambda: F.linear(square, square))
-    return Machine(flops_per_s=2 * MULTIPLIED**3 / multiplying, bytes_per_s=numbers.nbytes / reading)
+def measure_machine(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Machine:
+    """On a CPU with as many threads as torch uses. Numbers are read in single precision: only their bytes count."""
+    device = torch.device(device)
+    numbers = torch.ones(READ, device=device)
+    size = MULTIPLIED if device.type == "cpu" else MULTIPLIED_ELSEWHERE
+    square = torch.rand(size, size, device=device).to(dtype)
+    reading = _best(numbers.sum, device)
+    multiplying = _best(lambda: F.linear(square, square), device)
+    return Machine(flops_per_s=2 * size**3 / multiplying, bytes_per_s=numbers.nbytes / reading)
 
 
-def _best(action: Callable[[], object]) -> float:
+def _best(action: Callable[[], object], device: torch.device) -> float:
     taken = []
     for _ in range(TIMES):
         started = time.perf_counter()
         action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         taken.append(time.perf_counter() - started)
     return min(taken)
 
