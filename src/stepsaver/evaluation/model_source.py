@@ -18,8 +18,8 @@ FILE_PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def resolve_model(name: str, *, revision: str | None = None) -> Path:
-    """The folder of a model. A hub id is downloaded once into the hub's own cache."""
+def resolve_model(name: str, *, revision: str | None = None, downloads: bool = True) -> Path:
+    """The folder of a model. A hub id is downloaded once into the hub's own cache, if it may be."""
     if name == EMBEDDED:
         if not (MODEL_FOLDER / "config.json").exists():
             raise UsageError(f"the embedded model is missing from {MODEL_FOLDER}")
@@ -29,7 +29,7 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
         return folder
     if not HUB_ID.fullmatch(name) or name.startswith((".", "/")):
         raise UsageError(f"no model {shown(name)}: expected {EMBEDDED!r}, a folder, or a hub id such as owner/name")
-    return _download(name, revision)
+    return _download(name, revision, downloads)
 
 
 def hub_revision(folder: Path) -> str | None:
@@ -37,7 +37,7 @@ def hub_revision(folder: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, downloads: bool) -> Path:
     """The hub's own client finds `HF_TOKEN` or the stored login by itself, so no token passes through here."""
     if find_spec("huggingface_hub") is None:  # it comes with tokenizers, unless somebody took it away
         raise UsageError(f"model {name} is on the hub: pip install huggingface_hub, or give a folder")
@@ -51,7 +51,8 @@ def _download(name: str, revision: str | None) -> Path:
     )
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILE_PATTERNS)))
+        patterns = list(FILE_PATTERNS)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=not downloads))
     except GatedRepoError:
         reason = f"is gated: accept its terms at https://huggingface.co/{name}, then set HF_TOKEN or log in"
     except RevisionNotFoundError:

@@ -40,7 +40,7 @@ def find_experiment(name: str) -> Experiment:
 def _layers(folder: Path) -> int | None:
     """The depth of the experiment's own model, if it is on this machine."""
     try:
-        return read_config(resolve_model(read_experiment(folder).spec.model)).layers
+        return read_config(resolve_model(read_experiment(folder).spec.model, downloads=False)).layers
     except UsageError as error:
         if FILE in str(error):
             raise
