@@ -30,6 +30,7 @@ ASKING = "adaptive_layers"  # reads the drift in the middle of a forward
 # Settings of policies that need some, or have more than one way to decode; the others are tried as they are.
 SETTINGS = {
     "forced": ["forced:k=2"],
+    "quota": ["quota:steps=2"],
     "verified": ["verified:span=4", "verified:span=auto,ahead=always", "verified:span=4,context=block"],
 }
 POLICIES = [text for name in registry.found_in("stepsaver.engine.policies") for text in SETTINGS.get(name, [name])]

@@ -84,6 +84,11 @@ class Trace:
         return sum(record.seconds for record in self.records)
 
     @property
+    def planning_seconds(self) -> float:
+        """Of the host, beside the forwards: plans, choices, and what was written down. Rules take more of it."""
+        return sum(record.seconds - record.forward_seconds for record in self.records)
+
+    @property
     def prefill_seconds(self) -> float:
         """A forward that prefills and does more is divided by the row-layers of its MLPs, most of its operations."""
         return sum(record.seconds * _prefill_share(record) for record in self.records)
@@ -91,6 +96,14 @@ class Trace:
     @property
     def forwards(self) -> int:
         return sum(any(entry.rows for entry in record.entries) for record in self.records)
+
+    @property
+    def sample_forwards(self) -> int:
+        """In how many forwards each sample took part, summed over samples; prefills of their own aside."""
+        return sum(
+            len({entry.sample for entry in record.entries if entry.rows and entry.kind != "prefill"})
+            for record in self.records
+        )
 
     @property
     def places_filled(self) -> float:

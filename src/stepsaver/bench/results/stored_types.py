@@ -93,6 +93,9 @@ class _Summary(_Provenance):
     is_baseline: bool
     paired: _Paired
     speed_up: dict[str, Interval]
+    steps: list[Annotated[list[int | str | None], Field(min_length=3)]] | None = None
+    sample_forwards: int | None = None
+    planning_seconds: float | None = None
     speed_up_chunks: int
     chunks: int
     chunks_not_comparable: int

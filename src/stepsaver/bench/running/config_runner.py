@@ -75,6 +75,8 @@ class ConfigRunner:
             "row_layers_reused": cost.mlp_row_layers_reused,
             "by_kind": cost_by_kind(config, trace),
             "steps": count_steps(trace),
+            "sample_forwards": trace.sample_forwards,
+            "planning_seconds": trace.planning_seconds,
             "peak_memory_bytes": peak_memory(self.engine.model.device),
             "loading_seconds": self.session.loading_seconds,
             "gpu": gpu_name(self.engine.model.device),

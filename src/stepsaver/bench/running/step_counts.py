@@ -12,6 +12,7 @@ from stepsaver.engine.trace import DENOISING, ForwardRecord, LayersRun, SampleSt
 # Which sample and rows it was and what it revealed cost nothing; context is summed: operations grow with it in a line.
 LEFT_OUT = ("sample", "context", "revealed", "window")
 FIELDS = tuple(name for name in SampleStep._fields if name not in LEFT_OUT)
+WITHOUT_COST = ("step", "step_in_sub_block", "first_row")  # when a step was taken, which a ceiling depends on alone
 
 Group = tuple[Any, ...]
 StepCounts = list[list[Any]]  # per group of equal steps: how many, their context in all, then FIELDS
@@ -25,6 +26,21 @@ def count_steps(trace: Trace) -> StepCounts:
         steps[group] += 1
         contexts[group] += entry.context
     return [[number, contexts[group], *group] for group, number in steps.items()]
+
+
+def merge_counts(chunks: Iterable[StepCounts]) -> StepCounts:
+    """The steps of several chunks, in one line per kind of work."""
+    numbers: Counter[Group] = Counter()
+    contexts: Counter[Group] = Counter()
+    unimportant = [FIELDS.index(name) for name in WITHOUT_COST]
+    for counts in chunks:
+        for number, context, *fields in counts:
+            group = list(fields)
+            for index in unimportant:
+                group[index] = 0
+            numbers[tuple(group)] += number
+            contexts[tuple(group)] += context
+    return [[number, contexts[group], *group] for group, number in numbers.items()]
 
 
 def counted_ceiling(engine: Engine, rules: tuple[Rule, ...], chunks: Iterable[StepCounts]) -> float | None:

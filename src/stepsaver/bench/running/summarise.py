@@ -16,7 +16,7 @@ from stepsaver.bench.running.chunks import Chunk
 from stepsaver.bench.running.config_runner import ConfigRunner
 from stepsaver.bench.running.equal import EqualConfigs, follow
 from stepsaver.bench.running.repeat import disturbed_chunks
-from stepsaver.bench.running.step_counts import counted_ceiling
+from stepsaver.bench.running.step_counts import counted_ceiling, merge_counts
 from stepsaver.bench.running.task_run import TaskRun
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
@@ -182,6 +182,9 @@ def build_summary(
             name: total[name] for name in ("forwards", "denoising_steps", "flops", "row_layers", "row_layers_reused")
         }
         | {"by_kind": _kinds(timings)},
+        "steps": merge_counts(each["steps"] for each in timings),
+        "sample_forwards": _known_sum(timings, "sample_forwards"),
+        "planning_seconds": _known_sum(timings, "planning_seconds"),
         "peak_memory_bytes": max((each["peak_memory_bytes"] for each in timings), default=0),
         "gpu_info": ", ".join(sorted({each["gpu"] for each in timings if each["gpu"]})) or None,
         "git": cell.stored.provenance.get("git"),
@@ -224,6 +227,11 @@ def _other_cores(timings: list[Timing]) -> dict[str, float] | None:
 def _totals(timings: list[Timing]) -> dict[str, float]:
     names = ("tokens", "requests", "seconds", "forwards", "denoising_steps", "flops", "row_layers", "row_layers_reused")
     return {name: sum(each[name] for each in timings) for name in names}
+
+
+def _known_sum(timings: list[Timing], name: str) -> float | None:
+    """None if any chunk was run before this was counted."""
+    return sum(each[name] for each in timings) if timings and all(name in each for each in timings) else None
 
 
 def _kinds(timings: list[Timing]) -> dict[str, dict[str, float]]:
