@@ -313,8 +313,8 @@ def in_blocks(weight: torch.Tensor) -> torch.Tensor:
 @halved
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(0, 45),
-    inputs=st.integers(1, 300) | st.sampled_from([511, 512, 513, 1025]),
+    rows=st.integers(0, 45) | st.sampled_from([57, 280, 281, 300]),  # widened weights; more passes than one block takes
+    inputs=st.integers(1, 300) | st.sampled_from([143, 144, 145, 289, 1025]),
     outputs=st.integers(1, 140),
     with_bias=st.booleans(),
     seed=seeds,

@@ -3,6 +3,9 @@
  * The weights lie in blocks of BLOCK outputs; in a block, one input after another, BLOCK numbers each: a cache line per
  * input, read from the first to the last. The last block of a weight is filled up with zeros. A row's sums run over the
  * inputs in their order whatever rows are beside it, so that no result depends on them.
+ *
+ * A block is taken stretch by stretch. As many rows as have room in the registers share what is loaded of a stretch; it
+ * comes from memory once, while the rows before multiply the stretch before.
  */
 #include <math.h>
 #include <stdint.h>
@@ -10,28 +13,34 @@
 #include <string.h>
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
-#define BLOCK 32     /* outputs: 16-bit numbers of a cache line */
-#define STRETCH 512  /* inputs that are summed up by themselves: a shorter sum is rounded less, and stays in the cache */
+#define BLOCK 32 /* outputs: 16-bit numbers of a cache line */
+#define LINE 64  /* bytes */
+#define STRETCH 144 /* inputs, at most, that are summed up by themselves: their weights stay in the first cache, and a
+                     * shorter sum is rounded less */
 #define MOST_ROWS_AVX2 6 /* whose sums, and what is multiplied, fill the registers */
 #define MOST_ROWS_AVX512 14
-#define AHEAD 8      /* inputs that are fetched before they are needed */
+#define MOST_PASSES 20 /* over a stretch, some rows each: their sums stay in the second cache */
+#define WIDE_PASSES 4 /* from which on a stretch is widened once, for all of them */
+#define PIECE 64      /* inputs that are packed at once */
 
 const long stepsaver_block = BLOCK;
 
-/* Some rows, which lie `inputs_apart`, times a stretch of a block. The sums are added to what `out` holds; those of the
- * first stretch to the bias, if there is one. */
+/* Some rows times a stretch of a block. Rows lie side by side, input after input. The sums, BLOCK per row, are added to
+ * those before. Meanwhile lines are fetched, one after another, `fetch_step` bytes per input. */
 typedef struct {
     const float *x;
-    const uint16_t *weights;
-    const float *bias;
-    float *out;
-    long inputs_apart, outputs_apart, inputs;
-    int is_first;
+    const uint16_t *halves;
+    const float *floats; /* the same weights, if they were widened before */
+    float *sums;
+    const char *fetch;
+    long inputs, fetch_step;
 } Stretch;
 
 typedef void (*MultiplyRows)(Stretch, long rows);
+typedef void (*WidenStretch)(const uint16_t *halves, float *floats, long inputs);
 
 static MultiplyRows multiply_rows = NULL; /* NULL: this processor converts no 16-bit numbers fast enough */
+static WidenStretch widen_stretch = NULL;
 static long most_rows = 1;
 
 /* What float16 changes in some numbers: how many, whether any by more than it may, and the sums of squares. */
@@ -124,11 +133,13 @@ __attribute__((constructor)) static void choose_instructions(void) {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return;
     multiply_rows = multiply_rows_avx2;
+    widen_stretch = widen_stretch_avx2;
     most_rows = MOST_ROWS_AVX2;
     if (wanted && strcmp(wanted, "avx2") == 0) return;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq")) {
         multiply_rows = multiply_rows_avx512;
+        widen_stretch = widen_stretch_avx512;
         most_rows = MOST_ROWS_AVX512;
     }
 }
@@ -160,53 +171,106 @@ void stepsaver_lay_out(const void *rows, long kind, uint16_t *blocks, long count
 
 long stepsaver_multiplies_halves(void) { return multiply_rows != NULL; }
 
-/* all rows times one block */
-static void multiply_block(Stretch whole, long rows, long inputs) {
-    const long passes = (rows + most_rows - 1) / most_rows, together = passes ? (rows + passes - 1) / passes : 1;
-    for (long first = 0; first < inputs; first += STRETCH) {
-        Stretch stretch = whole;
-        stretch.weights += first * BLOCK;
-        stretch.inputs = inputs - first < STRETCH ? inputs - first : STRETCH;
-        stretch.is_first = first == 0;
-        for (long row = 0; row < rows; row += together) {
-            stretch.x = whole.x + row * whole.inputs_apart + first;
-            stretch.out = whole.out + row * whole.outputs_apart;
-            multiply_rows(stretch, rows - row < together ? rows - row : together);
-        }
-    }
+/* How a product is cut up: into passes of about as many rows each, and into stretches of about as many inputs each,
+ * whatever the rows are. */
+typedef struct {
+    const float *x; /* packed: pass after pass, in each one input after another, the pass's rows side by side */
+    const uint16_t *weights;
+    const float *bias;
+    float *out;
+    long rows, inputs, outputs, outputs_apart, together, stretches;
+} Product;
+
+static ALWAYS_INLINE long least(long a, long b) { return a < b ? a : b; }
+
+static ALWAYS_INLINE long stretch_start(const Product *p, long stretch) { return p->inputs * stretch / p->stretches; }
+
+/* some inputs of the rows of a pass, side by side */
+static void pack_piece(const float *x, long apart, long rows, long inputs, float *packed) {
+    for (long i = 0; i < rows; i++)
+        for (long e = 0; e < inputs; e++) packed[e * rows + i] = x[i * apart + e];
 }
 
-/* The same for the last block if it is not full: `out` has no room for its zeros. */
-static void multiply_rest(Stretch whole, long rows, long inputs, long outputs) {
-    float beside[MOST_ROWS_AVX512 * BLOCK], bias[BLOCK] = {0};
-    Stretch some = whole;
-    some.out = beside;
-    some.outputs_apart = BLOCK;
-    if (whole.bias) some.bias = memcpy(bias, whole.bias, (size_t)outputs * sizeof(float));
-    for (long row = 0; row < rows; row += most_rows) {
-        const long count = rows - row < most_rows ? rows - row : most_rows;
-        some.x = whole.x + row * whole.inputs_apart;
-        multiply_block(some, count, inputs);
-        for (long i = 0; i < count; i++)
-            memcpy(whole.out + (row + i) * whole.outputs_apart, beside + i * BLOCK, (size_t)outputs * sizeof(float));
+/* The rows of some passes times one block. While they multiply a stretch, the next one comes from memory; after the last
+ * stretch that is the first one of `next`. */
+static void multiply_block(const Product *p, long first, long rows, long block, long next) {
+    float sums[MOST_PASSES * MOST_ROWS_AVX512 * BLOCK], widened[STRETCH * BLOCK];
+    const uint16_t *weights = p->weights + block * BLOCK * p->inputs;
+    const long passes = (rows + p->together - 1) / p->together, width = least(BLOCK, p->outputs - block * BLOCK);
+    memset(sums, 0, (size_t)(rows * BLOCK) * sizeof *sums);
+    if (p->bias)
+        for (long row = 0; row < rows; row++)
+            memcpy(sums + row * BLOCK, p->bias + block * BLOCK, (size_t)width * sizeof *sums);
+    for (long stretch = 0; stretch < p->stretches; stretch++) {
+        const long start = stretch_start(p, stretch), inputs = stretch_start(p, stretch + 1) - start;
+        const uint16_t *halves = weights + start * BLOCK;
+        const char *following = (const char *)(stretch + 1 < p->stretches ? halves + inputs * BLOCK
+                                                                           : p->weights + next * BLOCK * p->inputs);
+        const int is_widened = passes >= WIDE_PASSES;
+        if (is_widened) widen_stretch(halves, widened, inputs);
+        for (long pass = 0; pass < passes; pass++) {
+            const long row = pass * p->together, some = least(p->together, rows - row);
+            const Stretch each = {.x = p->x + (first + row) * p->inputs + start * some,
+                                  .halves = halves,
+                                  .floats = is_widened ? widened : NULL,
+                                  .sums = sums + row * BLOCK,
+                                  .fetch = following + inputs * LINE * pass / passes,
+                                  .inputs = inputs,
+                                  .fetch_step = (LINE + passes - 1) / passes};
+            multiply_rows(each, some);
+        }
+    }
+    for (long row = 0; row < rows; row++)
+        memcpy(p->out + (first + row) * p->outputs_apart + block * BLOCK, sums + row * BLOCK,
+               (size_t)width * sizeof *sums);
+}
+
+/* Each thread takes the next block that nobody has, one ahead, so that it knows what to fetch. */
+static void multiply_blocks(const Product *p, long blocks, long *taken) {
+    const long most = MOST_PASSES * p->together;
+    long block = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
+    while (block < blocks) {
+        const long next = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
+        for (long first = 0; first < p->rows; first += most)
+            multiply_block(p, first, least(most, p->rows - first), block, first + most < p->rows ? block : next);
+        block = next;
     }
 }
 
 void stepsaver_multiply(const float *x, const uint16_t *weights, const float *bias, float *out, long rows, long inputs,
                         long outputs, long inputs_apart, long outputs_apart) {
-    const long blocks = (outputs + BLOCK - 1) / BLOCK;
-#pragma omp parallel for schedule(dynamic, 2) if (blocks > 1)
-    for (long block = 0; block < blocks; block++) {
-        const long start = block * BLOCK;
-        const Stretch whole = {.x = x,
-                               .weights = weights + start * inputs,
-                               .bias = bias ? bias + start : NULL,
-                               .out = out + start,
-                               .inputs_apart = inputs_apart,
-                               .outputs_apart = outputs_apart};
-        if (outputs - start < BLOCK)
-            multiply_rest(whole, rows, inputs, outputs - start);
-        else
-            multiply_block(whole, rows, inputs);
+    const long blocks = (outputs + BLOCK - 1) / BLOCK, passes = (rows + most_rows - 1) / most_rows;
+    float *packed = rows > 1 ? malloc((size_t)(rows * inputs) * sizeof *packed) : NULL;
+    if (rows > 1 && !packed) { /* a single row needs no packing */
+        for (long row = 0; row < rows; row++)
+            stepsaver_multiply(x + row * inputs_apart, weights, bias, out + row * outputs_apart, 1, inputs, outputs,
+                               inputs_apart, outputs_apart);
+        return;
     }
+    const Product product = {.x = packed ? packed : x,
+                             .weights = weights,
+                             .bias = bias,
+                             .out = out,
+                             .rows = rows,
+                             .inputs = inputs,
+                             .outputs = outputs,
+                             .outputs_apart = outputs_apart,
+                             .together = passes ? (rows + passes - 1) / passes : 1,
+                             .stretches = (inputs + STRETCH - 1) / STRETCH};
+    const long together = product.together;
+    long taken = 0;
+#pragma omp parallel if (blocks > 1)
+    {
+        if (packed) {
+#pragma omp for collapse(2)
+            for (long row = 0; row < rows; row += together)
+                for (long e = 0; e < inputs; e += PIECE) {
+                    const long some = least(together, rows - row);
+                    pack_piece(x + row * inputs_apart + e, inputs_apart, some, least(PIECE, inputs - e),
+                               packed + row * inputs + e * some);
+                }
+        }
+        multiply_blocks(&product, blocks, &taken);
+    }
+    free(packed);
 }

@@ -3,47 +3,56 @@
 
 typedef float OF(Vector) __attribute__((vector_size(4 * LANES)));
 
-static ALWAYS_INLINE OF(Vector) OF(floats)(const float *from) {
+static ALWAYS_INLINE OF(Vector) OF(loaded)(const float *from) {
     OF(Vector) loaded;
     memcpy(&loaded, from, sizeof loaded);
     return loaded;
 }
 
 static ALWAYS_INLINE OF(Vector) OF(widened)(const uint16_t *from) {
-    HALVES loaded;
-    memcpy(&loaded, from, sizeof loaded);
-    return WIDEN(loaded);
+    HALVES halves;
+    memcpy(&halves, from, sizeof halves);
+    return WIDEN(halves);
 }
 
 /* two vectors of outputs, from `column` on, for a number of rows that the compiler knows */
-static ALWAYS_INLINE void OF(columns)(Stretch s, const long column, const int rows) {
+static ALWAYS_INLINE void OF(columns)(Stretch s, const long column, const int rows, const int is_widened) {
     OF(Vector) low[MOST_ROWS] = {{0}}, high[MOST_ROWS] = {{0}};
-    const uint16_t *weights = s.weights + column;
-    for (long e = 0; e < s.inputs; e++, weights += BLOCK) {
-        __builtin_prefetch(weights + AHEAD * BLOCK);
-        const OF(Vector) first = OF(widened)(weights), second = OF(widened)(weights + LANES);
+    const float *x = s.x;
+    for (long e = 0; e < s.inputs; e++, x += rows) {
+        OF(Vector) first, second;
+        if (is_widened) {
+            first = OF(loaded)(s.floats + e * BLOCK + column);
+            second = OF(loaded)(s.floats + e * BLOCK + column + LANES);
+        } else {
+            first = OF(widened)(s.halves + e * BLOCK + column);
+            second = OF(widened)(s.halves + e * BLOCK + column + LANES);
+        }
+        __builtin_prefetch(s.fetch);
+        s.fetch += s.fetch_step;
 #pragma GCC unroll 14
         for (int i = 0; i < rows; i++) {
-            const float x = s.x[i * s.inputs_apart + e];
-            low[i] += x * first;
-            high[i] += x * second;
+            low[i] += x[i] * first;
+            high[i] += x[i] * second;
         }
     }
 #pragma GCC unroll 14
     for (int i = 0; i < rows; i++) {
-        const float *before = s.is_first ? s.bias : s.out + i * s.outputs_apart;
-        if (before) {
-            low[i] += OF(floats)(before + column);
-            high[i] += OF(floats)(before + column + LANES);
-        }
-        memcpy(s.out + i * s.outputs_apart + column, &low[i], sizeof low[i]);
-        memcpy(s.out + i * s.outputs_apart + column + LANES, &high[i], sizeof high[i]);
+        low[i] += OF(loaded)(s.sums + i * BLOCK + column);
+        high[i] += OF(loaded)(s.sums + i * BLOCK + column + LANES);
+        memcpy(s.sums + i * BLOCK + column, &low[i], sizeof low[i]);
+        memcpy(s.sums + i * BLOCK + column + LANES, &high[i], sizeof high[i]);
     }
 }
 
-#define CASE(count)                                             \
-    case count:                                                 \
-        if (count <= MOST_ROWS) OF(columns)(s, column, count);  \
+#define CASE(count)                                     \
+    case count:                                         \
+        if (count <= MOST_ROWS) {                       \
+            if (s.floats)                               \
+                OF(columns)(s, column, count, 1);       \
+            else                                        \
+                OF(columns)(s, column, count, 0);       \
+        }                                               \
         break;
 
 static void OF(multiply_rows)(Stretch s, long rows) {
@@ -55,3 +64,10 @@ static void OF(multiply_rows)(Stretch s, long rows) {
     }
 }
 #undef CASE
+
+static void OF(widen_stretch)(const uint16_t *halves, float *floats, long inputs) {
+    for (long i = 0; i < inputs * BLOCK; i += LANES) {
+        const OF(Vector) wide = OF(widened)(halves + i);
+        memcpy(floats + i, &wide, sizeof wide);
+    }
+}

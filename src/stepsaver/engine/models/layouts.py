@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepsaver.engine import kernels
+from stepsaver.engine.models.result_memory import take_result
+from stepsaver.engine.models.weight_memory import give_back, take_halves
 
 Slice = tuple[int, int]  # rows of the weight, which are columns of the result
 
@@ -107,7 +109,7 @@ class Halves:
 
     def project(self, x: Tensor, rows: Slice) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        out = x.new_empty((flat.shape[0], rows[1] - rows[0]))
+        out = take_result(flat.shape[0], rows[1] - rows[0])
         pieces = self.by_rows[rows]
         if len(pieces) == 1:
             kernels.multiply(flat, pieces[0].blocks, pieces[0].bias, out)
@@ -139,13 +141,16 @@ def keep_halves(weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) ->
     borders = [0, *(stop for _, stop in slices or (whole,))]
     assert borders[-1] == weight.shape[0], "slices follow one another and are the whole"
     firsts = _first_blocks(borders)
-    blocks = torch.zeros(firsts[-1], weight.shape[1], kernels.BLOCK, dtype=torch.float16)
+    blocks = take_halves(firsts[-1], weight.shape[1], kernels.BLOCK)
     rounded, error, size = 0, 0.0, 0.0
     for rows, (first, last) in zip(pairwise(borders), pairwise(firsts), strict=True):
+        blocks[last - 1].zero_()  # rows may not fill it
         change = kernels.lay_out(weight[slice(*rows)], blocks[first:last])
         if change.is_worse:
+            give_back(blocks)
             return None
         rounded, error, size = rounded + change.rounded, error + change.squared_error, size + change.squared_size
     if error > NEGLIGIBLE**2 * size:
+        give_back(blocks)
         return None
     return Halves(blocks, bias, borders, rounded)
