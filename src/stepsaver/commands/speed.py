@@ -42,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="threads of torch (default: torch's own choice)")
     parser.add_argument("--refill", action="store_true", help="also measure continuous batching (135M, minutes)")
     parser.add_argument("--context", action="store_true", help="also measure contexts of 256, 1k and 4k (135M)")
+    parser.add_argument(
+        "--against",
+        metavar="ENGINE",
+        help="also run 1, 8 and 32 rows in another engine: llama.cpp (with llama-cpp-python installed)",
+    )
     parser.add_argument("--rows", action="store_true", help="also measure what 1 to 1024 packed rows take")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -49,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import torch
 
+    from stepsaver.bench.machine.against_llama import NAME, load_module, measure_against_llama
     from stepsaver.bench.machine.bare import BareModel
     from stepsaver.bench.machine.facts import peak_memory
     from stepsaver.bench.machine.limit import measure_machine
@@ -67,6 +73,10 @@ def run(options: argparse.Namespace) -> int:
         _check_count("--batch-size", batch, MOST_BATCH)
     _check_count("--repeats", options.repeats, MOST_REPEATS)
     _check_count("--new-tokens", options.new_tokens, MOST_NEW_TOKENS)
+    if options.against is not None:
+        if options.against != NAME:
+            raise unknown_name("engine", options.against, (NAME,))
+        load_module()
     check_weights(options.weights, torch.float32, torch.device("cpu"))
     if options.threads is not None:
         _check_count("--threads", options.threads, os.cpu_count() or 1)
@@ -100,6 +110,9 @@ def run(options: argparse.Namespace) -> int:
             document.setdefault("efficiency", []).append({"shape": shape} | measured)
             if not options.json:
                 _print_efficiency(shape, measured)
+        if options.against is not None:
+            compared = measure_against_llama(model, options.repeats)
+            document.setdefault("against", []).extend({"shape": shape, "engine": NAME} | each for each in compared)
         if options.rows:
             document.setdefault("rows", []).append({"shape": shape} | _measure_rows(model, options))
         del bare  # before the next model is made
@@ -163,6 +176,11 @@ def _print_steps(which: str, steps: "Mapping[str, StepTime]") -> None:
 
 
 def _print_rest(document: dict[str, Any]) -> None:
+    for row in document.get("against", ()):
+        print(
+            f"{row['shape']}, a forward of {row['rows']} rows: {row['ours_ms']:.1f} ms, {row['engine']} "
+            f"{row['llama_cpp_ms']:.1f} ms, ratio {row['ratio']:.2f}"
+        )
     for row in document.get("context", ()):
         print(f"context {row['context']}: full {row['full']:.1f} ms, sub {row['sub']:.1f} ms")
     if "refill" in document:

@@ -1,0 +1,110 @@
+"""Forwards of a few rows in llama.cpp and here: the same shape, threads and context, in turns."""
+
+import ctypes
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from stepsaver.bench.machine.gguf import write_random
+from stepsaver.bench.machine.measure_rows import Layout, Scratch
+from stepsaver.engine.decoding_settings import resolve_decoding
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.models.transformer import Transformer
+
+ROWS = (1, 8, 32)
+CONTEXT = 64  # rows that are there before
+TOKEN = 5  # any
+NAME = "llama.cpp"
+MODULE = "llama_cpp"
+
+
+def load_module() -> ModuleType:
+    try:
+        return importlib.import_module(MODULE)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UsageError(f"--against {NAME}: llama-cpp-python is not to be used here ({error})") from None
+
+
+class LlamaCpp:
+    """A model of llama.cpp through the functions that its Python package passes on, without its own generation."""
+
+    def __init__(self, library: Any, path: Path, *, threads: int, rows: int) -> None:
+        self.library = library
+        library.llama_backend_init()
+        self.model = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())
+        settings = library.llama_context_default_params()
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = CONTEXT + rows, CONTEXT + rows, CONTEXT + rows
+        settings.n_threads = settings.n_threads_batch = threads
+        self.context = library.llama_init_from_model(self.model, settings) if self.model else None
+        if not self.context:
+            raise UsageError(f"--against {NAME}: it does not load the model that was written for it")
+        self.memory = library.llama_get_memory(self.context)
+        self._decode(0, CONTEXT)
+
+    def seconds(self, rows: int) -> float:
+        """Of one forward after the context, logits of all rows included."""
+        taken = self._decode(CONTEXT, rows)
+        self.library.llama_memory_seq_rm(self.memory, 0, CONTEXT, -1)
+        return taken
+
+    def _decode(self, first: int, rows: int) -> float:
+        batch = self.library.llama_batch_init(rows, 0, 1)
+        batch.n_tokens = rows
+        for row in range(rows):
+            batch.token[row], batch.pos[row] = TOKEN, first + row
+            batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = 1, 0, 1
+        started = perf_counter()
+        failed = self.library.llama_decode(self.context, batch)
+        self.library.llama_synchronize(self.context)
+        taken = perf_counter() - started
+        self.library.llama_batch_free(batch)
+        assert not failed, f"llama_decode says {failed}"
+        return taken
+
+    def close(self) -> None:
+        self.library.llama_free(self.context)
+        self.library.llama_model_free(self.model)
+
+
+def measure_against_llama(model: Transformer, repeats: int, rows: Sequence[int] = ROWS) -> list[dict[str, Any]]:
+    """Milliseconds of a forward by rows, there and here, and the ratio of the medians. Both in float16 weights if ours
+    are.
+    """
+    library = load_module()
+    silent = _silence(library)
+    dtype = torch.float16 if model.kept.float16 else torch.float32
+    scratch = Scratch(model, resolve_decoding(model.config, stop_ids=()), Layout(1, max(rows), CONTEXT + max(rows)))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "random.gguf"
+        write_random(model.config, path, dtype)
+        theirs = LlamaCpp(library, path, threads=torch.get_num_threads(), rows=max(rows))
+        table = [_compare(theirs, scratch, count, repeats) for count in rows]
+        theirs.close()
+    del silent
+    return table
+
+
+def _compare(theirs: LlamaCpp, scratch: Scratch, rows: int, repeats: int) -> dict[str, Any]:
+    here: list[float] = []
+    there: list[float] = []
+    for _ in range(repeats + 1):  # the first ones warm up
+        there.append(theirs.seconds(rows))
+        here.append(scratch.seconds(Layout(1, rows, CONTEXT + rows), "whole"))
+    ours, other = 1000 * median(here[1:]), 1000 * median(there[1:])
+    return {"rows": rows, "ours_ms": ours, "llama_cpp_ms": other, "ratio": ours / other, "repeats": repeats}
+
+
+def _silence(library: Any) -> object:
+    """What is logged while a model loads goes nowhere. The answer has to be kept as long as the library is used."""
+    if not hasattr(library, "llama_log_callback"):
+        return None
+    callback = library.llama_log_callback(lambda *_: None)
+    library.llama_log_set(callback, ctypes.c_void_p(0))
+    return callback
