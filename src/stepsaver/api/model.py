@@ -1,10 +1,11 @@
 """A model that is loaded once: texts from prompts, log-likelihoods of texts."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
+from stepsaver.api.arguments import check_arguments
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Weights
 from stepsaver.engine.engine import Completion, Engine, Settled
@@ -60,11 +61,12 @@ class Model:
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text, nothing added."""
+        check_arguments(text=text)
         return self.opened.tokenizer.encode(checked_text(text, "the text"))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens left out."""
-        return self.opened.tokenizer.decode(ids)
+        return self.opened.tokenizer.decode(_known_ids(ids, self.opened.config.vocab))
 
     @overload
     def generate(
@@ -148,9 +150,11 @@ class Model:
         row before it is masked: nothing changes it any more. A piece's text ends before a character that is not whole;
         with `ids` its text is empty.
         """
+        check_arguments(threshold=threshold, batch_size=batch_size, max_new_tokens=max_new_tokens)
+        check_arguments(temperature=temperature, top_p=top_p, seed=seed, chat=chat, ids=ids, stream=stream)
         engine = self._engine(rules, policy, threshold, batch_size)
         sampling = Sampling(temperature, top_p, seed)
-        listed = [prompts] if isinstance(prompts, str) else list(prompts)
+        listed = [prompts] if isinstance(prompts, str) else _listed(prompts, "prompts")
         encoded = [self._prompt(each, f"prompt {index}", max_new_tokens, chat) for index, each in enumerate(listed)]
         tokenizer = None if ids else self.opened.tokenizer
         if stream:
@@ -179,8 +183,10 @@ class Model:
         scores by the loop that generates, with its rules and policy; `reference` and `autoregressive` are one forward.
         `score_stop` appends the stop token to every continuation.
         """
+        check_arguments(threshold=threshold, batch_size=batch_size, estimator=estimator, score_stop=score_stop)
         engine = self._engine(rules, policy, threshold, batch_size)
-        requests = [self._request(index, *_pair(index, each)) for index, each in enumerate(pairs)]
+        listed = _listed(pairs, "pairs")
+        requests = [self._request(index, *_pair(index, each)) for index, each in enumerate(listed)]
         with self.opened.blamed():
             found = engine.score(requests, estimator=estimator, score_stop=score_stop)
             return sorted(found, key=lambda each: each.index)
@@ -253,6 +259,11 @@ def load(
     Device and dtype are chosen unless they are given. What is None is the checkpoint's or its architecture's own;
     `block_size` and `mask_id` have to be given where no file of the checkpoint names them.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise UsageError(f"model {shown(name)} is neither a folder, a hub id nor `embedded`")
+    check_arguments(revision=revision, device=device, dtype=dtype, weights=weights, join=join)
+    check_arguments(block_size=block_size, sub_block_size=sub_block_size, mask_id=mask_id)
+    check_arguments(prefix_cache=prefix_cache, block_cache=block_cache)
     opened = open_model(
         os.fspath(name),
         revision=revision,
@@ -262,7 +273,7 @@ def load(
         block_size=block_size,
         sub_block_size=sub_block_size,
         mask_id=mask_id,
-        stop_ids=None if stop_ids is None else tuple(stop_ids),
+        stop_ids=None if stop_ids is None else _token_ids(stop_ids, "stop_ids"),
         prefix_cache=prefix_cache,
         block_cache=block_cache,
         join=join,
@@ -270,14 +281,29 @@ def load(
     return Model(opened)
 
 
+def _listed(given: Any, name: str) -> list[Any]:
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise UsageError(f"{name}: {shown(given)} is not a list")
+    return list(given)
+
+
+def _known_ids(given: Sequence[int], vocabulary: int) -> tuple[int, ...]:
+    ids = _token_ids(given, "ids")
+    outside = next((token for token in ids if not 0 <= token < vocabulary), None)
+    if outside is not None:
+        raise UsageError(f"id {shown(outside)} is outside the vocabulary of {vocabulary}")
+    return ids
+
+
 def _token_ids(given: Sequence[int], place: str) -> tuple[int, ...]:
-    ids = tuple(given) if isinstance(given, Sequence) else ()
-    if not isinstance(given, Sequence) or not all(type(token) is int for token in ids):
+    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    ids = tuple(given) if is_list else ()
+    if not is_list or not all(type(token) is int for token in ids):
         raise UsageError(f"{place}: {shown(given)} is neither a text nor a list of token ids")
     return ids
 
 
 def _pair(index: int, given: tuple[Text, Text]) -> tuple[Text, Text]:
-    if isinstance(given, str) or len(given) != 2:
+    if not isinstance(given, tuple | list) or len(given) != 2:
         raise UsageError(f"pair {index}: {shown(given)} is not a context and its continuation")
     return given

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from stepsaver.engine.errors import UsageError, shown
-from stepsaver.engine.joins import Join
+from stepsaver.engine.errors import UsageError, shown, unknown_name
+from stepsaver.engine.joins import JOINS, Join
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import MOST_BLOCK_ROWS, ModelConfig
 from stepsaver.engine.prediction import PREDICTIONS, Prediction, Predicts
@@ -60,6 +60,8 @@ def resolve_decoding(
     for stop in stops:
         if not 0 <= stop < config.vocab:
             raise UsageError(f"stop id {shown(stop)} is outside the vocabulary of {config.vocab}")
+    if join not in JOINS:
+        raise unknown_name("join", join, JOINS)
     return DecodingSettings(
         block,
         sub_block,

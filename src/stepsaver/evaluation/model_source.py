@@ -25,8 +25,11 @@ def resolve_model(name: str, *, revision: str | None = None, downloads: bool = T
             raise UsageError(f"the embedded model is missing from {MODEL_FOLDER}")
         return MODEL_FOLDER
     folder = Path(name).expanduser()
-    if name and folder.is_dir():
-        return folder
+    try:
+        if name and folder.is_dir():
+            return folder
+    except OSError as error:  # of a name that no file system takes
+        raise UsageError(f"no model {shown(name)}: {error.strerror}") from None
     if not HUB_ID.fullmatch(name) or name.startswith((".", "/")):
         raise UsageError(f"no model {shown(name)}: expected {EMBEDDED!r}, a folder, or a hub id such as owner/name")
     return _download(name, revision, downloads)

@@ -140,10 +140,10 @@ def rule_class(made: type) -> type[Rule]:
 
 def chosen_rules(given: "str | Rule | Sequence[str | Rule]") -> tuple[Rule, ...]:
     """Rules as Python code names them: text or objects, one or several."""
-    listed = [given] if isinstance(given, (str, Rule)) else list(given)
-    wrong = next((each for each in listed if not isinstance(each, (str, Rule))), None)
-    if wrong is not None:
-        raise UsageError(f"{shown(wrong)} is no rule: expected text such as 'trim:level=changed', or a Rule object")
+    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    for each in listed:
+        if not isinstance(each, (str, Rule)):
+            raise UsageError(f"{shown(each)} is no rule: expected text such as 'trim:level=changed', or a Rule object")
     return tuple(parse_rule(each) if isinstance(each, str) else each for each in listed)
 
 
