@@ -135,6 +135,8 @@ def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
     """What was effective, for every result."""
     from dataclasses import asdict
 
+    import torch
+
     from stepsaver.engine import registry
 
     return {
@@ -143,6 +145,7 @@ def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
         "dtype": str(engine.model.dtype).removeprefix("torch."),
         "weights": asdict(engine.model.kept),  # numbers of the maps, by how they are kept
         "device": str(engine.model.device),
+        "threads": torch.get_num_threads(),
         "decoding": asdict(engine.decoding),
         "policy": registry.describe(engine.policy),
         "rules": [registry.describe(rule) for rule in engine.rules],

@@ -58,11 +58,11 @@ def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.machine.bare import BareModel
     from stepsaver.bench.machine.facts import peak_memory
     from stepsaver.bench.machine.limit import measure_machine
-    from stepsaver.bench.machine.other_work import OtherWork, not_idle, other_cores_now
     from stepsaver.bench.machine.shapes import SHAPES as KNOWN
     from stepsaver.bench.machine.speed import Workload, measure_context, measure_efficiency, measure_refill
     from stepsaver.engine.models.linear import check_weights
     from stepsaver.engine.models.load import random_model
+    from stepsaver.engine.other_work import OtherWork, not_idle, other_cores_now
 
     shapes = options.shape or SHAPES
     for shape in shapes:

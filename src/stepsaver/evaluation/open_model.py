@@ -21,6 +21,7 @@ from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.sampling import NonFiniteLogits
+from stepsaver.engine.threads import leave_cores_to_others
 from stepsaver.evaluation.model_source import read_mask_id, resolve_model
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
@@ -43,6 +44,7 @@ class OpenModel:
 
     def load(self) -> Transformer:
         """The network with its weights."""
+        leave_cores_to_others(self.device)
         return load_model(self.folder, dtype=self.dtype, device=self.device, weights=self.weights)
 
     def outline(self) -> Transformer:

@@ -4,15 +4,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lm_eval.api.instance import Instance
 
 from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.machine.facts import gpu_name, peak_memory
-from stepsaver.bench.machine.other_work import OtherWork
 from stepsaver.bench.running.session import Session
 from stepsaver.bench.running.step_counts import count_steps
 from stepsaver.engine.cost import cost_by_kind, trace_cost
+from stepsaver.engine.other_work import OtherWork
 from stepsaver.engine.row_costs import predicted_total
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
@@ -50,7 +51,10 @@ class ConfigRunner:
             self.lm.loglikelihood(list(requests), disable_tqdm=True)
         assert len(self.found) == len(requests), "every request has an answer"
         records = sorted(self.found, key=lambda record: record.key)
-        return records, self._timing(meter, chunk, samples) | {"other_cores": others.cores()}
+        return records, self._timing(meter, chunk, samples) | {
+            "other_cores": others.cores(),
+            "threads": torch.get_num_threads(),
+        }
 
     def _timing(self, meter: Meter, chunk: int, samples: int) -> dict[str, Any]:
         trace, config = meter.trace, self.engine.model.config

@@ -11,7 +11,6 @@ from typing import Any
 from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.folders import results_folder
 from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.machine.other_work import not_idle, other_cores_now
 from stepsaver.bench.results.store import exclusive, merging
 from stepsaver.bench.results.stored_costs import store_row_costs
 from stepsaver.bench.running.cell_run import Opening, Progress, open_cells, run_missing
@@ -22,6 +21,7 @@ from stepsaver.bench.running.shards import Share, merge, merge_what_was_left, wr
 from stepsaver.bench.running.summarise import summarise
 from stepsaver.bench.running.task_run import TaskRun, prepare_task
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.other_work import not_idle, other_cores_now
 from stepsaver.evaluation.task_loading import LoadedTask, TaskOptions, load_task
 
 

@@ -7,7 +7,7 @@ from statistics import median
 from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
 from stepsaver.bench.judging.rates import chunk_rates, shown_rate, slow_chunks
 from stepsaver.bench.judging.statistics import Interval
-from stepsaver.bench.machine.other_work import IDLE_CORES
+from stepsaver.engine.other_work import IDLE_CORES
 
 ORDER = 11
 TWINS_DIFFER = 0.25

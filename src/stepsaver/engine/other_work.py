@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROCESSOR_TIMES = Path("/proc/stat")
-IDLE_AND_WAITING = (3, 4)  # of the fields of its first line, among the first eight; those after them are counted twice
-FIELDS = 8
+FIELDS = 8  # of a core's line that are counted: the others are in them already
+IDLE_AND_WAITING = (3, 4)  # of these fields
 BEFORE_SECONDS = 0.2
 IDLE_CORES = 0.2  # below this is what a system does for itself
 
 
 class _Times(NamedTuple):
-    """Seconds: on the clock, of all cores at work, and of this process with the children that it waited for."""
+    """Seconds: on the clock, of our cores at work, and of this process with the children that it waited for."""
 
     clock: float
     busy: float
@@ -46,17 +46,25 @@ def not_idle(cores: float | None) -> str | None:
     """What to say about it; None for a machine that is idle, or does not say."""
     if cores is None or cores < IDLE_CORES:
         return None
-    return f"other processes keep {cores:.1f} of {os.cpu_count()} cores busy: timings are slower and spread wider"
+    return f"other processes keep {cores:.1f} of {len(own_cores())} cores busy: timings are slower and spread wider"
+
+
+def own_cores() -> set[int]:
+    """Those that this process may run on: what others do on the rest of a shared machine does not concern it."""
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def _now() -> _Times | None:
     try:
-        first = PROCESSOR_TIMES.read_text(encoding="ascii").split("\n", 1)[0].split()
-        ticks = [int(each) for each in first[1 : FIELDS + 1]]
+        lines = [line.split() for line in PROCESSOR_TIMES.read_text(encoding="ascii").splitlines()]
+        ours = {f"cpu{number}" for number in own_cores()}
+        ticks = [[int(each) for each in fields[:FIELDS]] for name, *fields in lines if name in ours]
     except (OSError, ValueError):
         return None
-    if len(ticks) < FIELDS:
+    if not ticks or any(len(each) < FIELDS for each in ticks):
         return None
-    busy = sum(ticks) - sum(ticks[index] for index in IDLE_AND_WAITING)
+    busy = sum(sum(each) - sum(each[index] for index in IDLE_AND_WAITING) for each in ticks)
     own = os.times()
     return _Times(time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), sum(own[:4]))

@@ -4,11 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from stepsaver.bench.machine import other_work
-from stepsaver.bench.machine.other_work import OtherWork, not_idle, other_cores_now
+from stepsaver.engine import other_work
+from stepsaver.engine.other_work import OtherWork, not_idle, other_cores_now
 
 # user, nice, system, idle, waiting, interrupts (two), taken by the host, guests (which are in user already)
-COUNTED = "cpu  {user} 0 100 5000 300 7 3 {stolen} 999 999\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
+COUNTED = (
+    "cpu  1 2 3 4 5 6 7 8 9 10\n"
+    "cpu0 {user} 0 100 5000 300 7 3 0 999 999\n"
+    "cpu1 50 0 0 0 0 0 0 {stolen} 0 0\n"
+    "cpu2 {elsewhere} 0 0 0 0 0 0 0 0 0\nintr 5\n"
+)  # of which the process may use two
 
 
 @pytest.fixture
@@ -16,6 +21,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose clock ticks a hundred times a second, and on which ten seconds pass between two looks."""
     clock = iter([1000.0, 1010.0])
     monkeypatch.setattr(other_work, "PROCESSOR_TIMES", tmp_path / "stat")
+    monkeypatch.setattr(other_work, "own_cores", lambda: {0, 1})
     monkeypatch.setattr(other_work.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(other_work.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
     own = iter([(1.0, 0.5, 0.0, 0.0, 9.0), (5.0, 1.5, 0.5, 0.5, 19.0)])
@@ -24,20 +30,24 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_others_are_what_is_busy_and_not_this_process(system: Path) -> None:
-    system.write_text(COUNTED.format(user=1000, stolen=0))
+    system.write_text(COUNTED.format(user=1000, stolen=0, elsewhere=0))
     others = OtherWork()
-    system.write_text(COUNTED.format(user=1000 + 1500, stolen=300))  # 18 s of all cores, 6 of them our own
+    system.write_text(
+        COUNTED.format(user=1000 + 1500, stolen=300, elsewhere=900)
+    )  # 18 s of all cores, 6 of them our own
     assert others.cores() == pytest.approx(1.2)
 
 
 def test_counters_that_go_back_are_no_work(system: Path) -> None:
-    system.write_text(COUNTED.format(user=1000, stolen=0))
+    system.write_text(COUNTED.format(user=1000, stolen=0, elsewhere=0))
     others = OtherWork()
-    system.write_text(COUNTED.format(user=0, stolen=0))
+    system.write_text(COUNTED.format(user=0, stolen=0, elsewhere=0))
     assert others.cores() == 0.0
 
 
-@pytest.mark.parametrize("content", [None, "", "cpu 1 2 3\n", "cpu a b c d e f g h\n", "\xff"])
+@pytest.mark.parametrize(
+    "content", [None, "", "cpu0 1 2 3\n", "cpu0 a b c d e f g h\n", "cpu9 1 2 3 4 5 6 7 8\n", "\n\n", "\xff"]
+)
 def test_a_system_that_does_not_say_is_no_reason_to_fail(system: Path, content: str | None) -> None:
     if content is not None:
         system.write_text(content, encoding="latin-1")

@@ -1,0 +1,20 @@
+"""How many threads multiply.
+
+Each of them waits for all others several times a layer, so all are as slow as the slowest: with one of two cores taken
+by somebody else, two threads decode at less than half the speed of one (docs/speed.md).
+"""
+
+import os
+
+import torch
+
+from stepsaver.engine.other_work import other_cores_now
+
+CHOSEN_BY_USER = "OMP_NUM_THREADS"
+
+
+def leave_cores_to_others(device: torch.device) -> None:
+    """As many threads on a CPU as there are cores that nobody else keeps busy now, unless the user has chosen."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu" and threads > 1 and CHOSEN_BY_USER not in os.environ:
+        torch.set_num_threads(max(1, threads - round(other_cores_now() or 0.0)))
