@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from stepsaver.bench.audit.audited import AuditedCell
 
 from stepsaver.bench.audit.checks.rates import _pooled_time
+from stepsaver.bench.audit.evidence import CellEvidence
 from stepsaver.bench.experiment.folders import find_experiment
 from stepsaver.bench.judging.rates import median_rate, slow_chunks
 from stepsaver.bench.running import run as run_module
@@ -66,7 +66,7 @@ def test_a_rate_over_the_whole_time_differs_by_no_more_than_the_interval(
     pooled: float, rate: list[float], is_fault: bool
 ) -> None:
     summary = {"rate": rate, "chunks_not_comparable": 0, "throughput": {"tokens_per_s": pooled}}
-    found = list(_pooled_time(cast(AuditedCell, SimpleNamespace(name="a", summary=summary))))
+    found = list(_pooled_time(cast(CellEvidence, SimpleNamespace(name="a", summary=summary))))
     assert [each.level for each in found] == ["invalid"] * is_fault
 
 

@@ -46,7 +46,7 @@ def open_sized(monkeypatch: pytest.MonkeyPatch) -> str:
     known = architectures() | {
         name: Architecture(name, attention_bias=True, output_bias=False, mask_id=None, block_size=None)
     }
-    monkeypatch.setattr(architecture, "architectures", lambda: known)
+    monkeypatch.setattr(architecture, "_own", lambda: known)
     return name
 
 
