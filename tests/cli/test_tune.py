@@ -36,7 +36,7 @@ def short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tuning_says_what_it_came_to_and_goes_on_from_what_is_stored(
     workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = tune(workspace, "--max-drop", "99", "--budget", "20s", "--out", str(tmp_path / "tuned"), "--json")
+    command = tune(workspace, "--max-drop", "99", "--budget", "8s", "--out", str(tmp_path / "tuned"), "--json")
     assert main(command) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["measure"] == "agreement"
@@ -60,7 +60,7 @@ def test_a_tuning_says_what_it_came_to_and_goes_on_from_what_is_stored(
         kept = json.loads((tmp_path / "tuned" / "attempts.json").read_text())["attempts"]
         assert kept[: len(before["attempts"])] == before["attempts"]
         assert [each["number"] for each in again["attempts"]] == list(range(1, len(again["attempts"]) + 1))
-    other = tune(workspace, "--max-drop", "98", "--budget", "20s", "--out", str(tmp_path / "tuned"))
+    other = tune(workspace, "--max-drop", "98", "--budget", "8s", "--out", str(tmp_path / "tuned"))
     if before:
         assert main(other) == 2
         assert "another max_drop" in capsys.readouterr().err
@@ -77,7 +77,7 @@ def test_a_tuning_says_what_it_came_to_and_goes_on_from_what_is_stored(
         (("--max-drop", "1", "--answer", "("), "no regular expression"),
         (("--max-drop", "1", "--jobs", "slurm"), "runs on one machine"),
         (("--max-drop", "1", "--task", "mini_gsm8k", "--answer", "x"), "--answer is for --prompts"),
-        (("--max-drop", "0.1"), "needs at least 3838 fresh problems, and there are 32"),
+        (("--max-drop", "0.1"), "needs at least 3839 fresh problems, and there are 32"),
         (("--max-drop", "90", "--budget", "0.001s"), "too small for a verdict"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_dry_run_says_what_would_be_tried_and_writes_nothing(
     assert main([*tune(workspace, "--max-drop", "5", "--dry-run"), "--out", str(tmp_path / "tuned")]) == 0
     said = capsys.readouterr().out
     assert "single changes: " in said
-    assert "needs at least 73 fresh problems" in said
+    assert "needs at least 74 fresh problems" in said
     assert "agreement with plain decoding" in said
     assert not (tmp_path / "tuned").exists()
 

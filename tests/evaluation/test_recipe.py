@@ -156,3 +156,20 @@ def test_run_compares_a_recipe_with_the_baseline(
     summary = yaml.safe_load((folder / "results" / "mini_ifeval_limit_2" / "recipe" / "summary.json").read_text())
     assert summary["eval_params"]["decoding"]["sub_block_size"] == 2
     assert summary["eval_params"]["rules"][0].startswith("previous_row")
+
+
+def test_the_python_interface_takes_a_recipe(model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import stepsaver
+
+    path = write(tmp_path, recipe_for(model))
+    loaded = stepsaver.load(model)
+    prompts = [[5, 6, 7], [9, 10]]
+    ours = list(loaded.generate(prompts, recipe=path, max_new_tokens=8, ids=True))
+    rules = ["previous_row:refresh=block", "trim:level=changed"]
+    same = stepsaver.load(model, sub_block_size=4, join="prefill")
+    assert ours == list(same.generate(prompts, rules=rules, threshold=0.8, batch_size=2, max_new_tokens=8, ids=True))
+    assert not caplog.messages
+    list(loaded.generate(prompts, recipe=path, batch_size=1, max_new_tokens=8, ids=True))
+    assert "measured with batch size 2 (here 1)" in caplog.text
+    with pytest.raises(UsageError, match="a recipe settles rules"):
+        loaded.generate(prompts, recipe=path, rules="trim", ids=True)

@@ -1,7 +1,9 @@
 """A model that is loaded once: texts from prompts, log-likelihoods of texts."""
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -19,8 +21,11 @@ from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.evaluation.encoding import checked_text, encode_pair, encode_prompt
 from stepsaver.evaluation.open_model import OpenModel, open_model
+from stepsaver.evaluation.recipe import Recipe, read_recipe
 from stepsaver.evaluation.settling_text import SettlingText
 from stepsaver.evaluation.tokenizer import TextTokenizer
+
+logger = logging.getLogger(__name__)
 
 Text = str | Sequence[int]  # a text, or its token ids
 Rules = str | Rule | Sequence[str | Rule]
@@ -76,7 +81,8 @@ class Model:
         rules: Rules = (),
         policy: str | Policy | None = None,
         threshold: float | None = None,
-        batch_size: int = BATCH_SIZE,
+        recipe: str | os.PathLike[str] | None = None,
+        batch_size: int | None = None,
         max_new_tokens: int = NEW_TOKENS,
         temperature: float = Sampling.temperature,
         top_p: float = Sampling.top_p,
@@ -94,7 +100,8 @@ class Model:
         rules: Rules = (),
         policy: str | Policy | None = None,
         threshold: float | None = None,
-        batch_size: int = BATCH_SIZE,
+        recipe: str | os.PathLike[str] | None = None,
+        batch_size: int | None = None,
         max_new_tokens: int = NEW_TOKENS,
         temperature: float = Sampling.temperature,
         top_p: float = Sampling.top_p,
@@ -112,7 +119,8 @@ class Model:
         rules: Rules = (),
         policy: str | Policy | None = None,
         threshold: float | None = None,
-        batch_size: int = BATCH_SIZE,
+        recipe: str | os.PathLike[str] | None = None,
+        batch_size: int | None = None,
         max_new_tokens: int = NEW_TOKENS,
         temperature: float = Sampling.temperature,
         top_p: float = Sampling.top_p,
@@ -129,7 +137,8 @@ class Model:
         rules: Rules = (),
         policy: str | Policy | None = None,
         threshold: float | None = None,
-        batch_size: int = BATCH_SIZE,
+        recipe: str | os.PathLike[str] | None = None,
+        batch_size: int | None = None,
         max_new_tokens: int = NEW_TOKENS,
         temperature: float = Sampling.temperature,
         top_p: float = Sampling.top_p,
@@ -143,7 +152,8 @@ class Model:
         A prompt is a text or its token ids; one text alone is one prompt. A text becomes a user's message by the
         model's chat template, unless `chat` is False or there is none.
         `rules` say which work is left out, `policy` (or `threshold` alone) which rows a step reveals: text such as
-        `trim:level=changed`, or objects. At temperature 0 decoding is greedy; otherwise what is drawn depends on seed
+        `trim:level=changed`, or objects. A `recipe` of `stepsaver tune` settles these, and the batch size if none is
+        given. At temperature 0 decoding is greedy; otherwise what is drawn depends on seed
         and prompt, never on the batch, so that equal prompts have equal answers.
         With `ids` answers are token ids, the stop token included; without a tokenizer nothing else is possible.
         With `stream` pieces come as they settle, those of all prompts of a batch in turn. A token has settled when no
@@ -152,7 +162,7 @@ class Model:
         """
         check_arguments(threshold=threshold, batch_size=batch_size, max_new_tokens=max_new_tokens)
         check_arguments(temperature=temperature, top_p=top_p, seed=seed, chat=chat, ids=ids, stream=stream)
-        engine = self._engine(rules, policy, threshold, batch_size)
+        engine = self._engine(rules, policy, threshold, batch_size, recipe)
         sampling = Sampling(temperature, top_p, seed)
         listed = [prompts] if isinstance(prompts, str) else _listed(prompts, "prompts")
         encoded = [self._prompt(each, f"prompt {index}", max_new_tokens, chat) for index, each in enumerate(listed)]
@@ -173,7 +183,8 @@ class Model:
         rules: Rules = (),
         policy: str | Policy | None = None,
         threshold: float | None = None,
-        batch_size: int = BATCH_SIZE,
+        recipe: str | os.PathLike[str] | None = None,
+        batch_size: int | None = None,
         estimator: Estimator = "trajectory",
         score_stop: bool = False,
     ) -> list[Score]:
@@ -184,21 +195,46 @@ class Model:
         `score_stop` appends the stop token to every continuation.
         """
         check_arguments(threshold=threshold, batch_size=batch_size, estimator=estimator, score_stop=score_stop)
-        engine = self._engine(rules, policy, threshold, batch_size)
+        engine = self._engine(rules, policy, threshold, batch_size, recipe)
         listed = _listed(pairs, "pairs")
         requests = [self._request(index, *_pair(index, each)) for index, each in enumerate(listed)]
         with self.opened.blamed():
             found = engine.score(requests, estimator=estimator, score_stop=score_stop)
             return sorted(found, key=lambda each: each.index)
 
-    def _engine(self, rules: Rules, policy: str | Policy | None, threshold: float | None, batch_size: int) -> Engine:
+    def _engine(
+        self,
+        rules: Rules,
+        policy: str | Policy | None,
+        threshold: float | None,
+        batch_size: int | None,
+        recipe: str | os.PathLike[str] | None,
+    ) -> Engine:
+        if recipe is not None:
+            if rules or policy is not None or threshold is not None:
+                raise UsageError("a recipe settles rules, policy and threshold; leave them out")
+            return self._tuned_engine(read_recipe(Path(recipe)), batch_size)
         return Engine(
             self.network,
             policy=chosen_policy(policy, threshold),
             rules=chosen_rules(rules),
-            batch_size=batch_size,
+            batch_size=BATCH_SIZE if batch_size is None else batch_size,
             decoding=self.opened.decoding,
         )
+
+    def _tuned_engine(self, recipe: Recipe, batch_size: int | None) -> Engine:
+        """What is not as it was measured is said in one line, as a warning of this module's logger."""
+        size = recipe.batch_size if batch_size is None else batch_size
+        dtype = str(self.opened.dtype).removeprefix("torch.")
+        said = recipe.differences(model=self.name, dtype=dtype, device=self.opened.device.type, batch_size=size)
+        if said:
+            logger.warning(said)
+        rows = recipe.sub_block_size or self.opened.decoding.sub_block_size
+        if self.opened.decoding.block_size % rows:
+            raise UsageError(f"sub-block size {rows} does not divide the block size {self.opened.decoding.block_size}")
+        decoding = replace(self.opened.decoding, sub_block_size=rows, join=recipe.join)
+        policy, rules = recipe.parsed_policy(), recipe.parsed_rules()
+        return Engine(self.network, policy=policy, rules=rules, batch_size=size, decoding=decoding)
 
     def _prompt(self, given: Text, place: str, max_new_tokens: int, chat: bool) -> Prompt:
         if isinstance(given, str):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, median
 
 from scipy.special import stdtrit
 
@@ -46,7 +46,7 @@ class Observed:
 
     @property
     def speed_up(self) -> float:
-        return exp(fmean(map(log, self.speed_ups))) if self.speed_ups else float("nan")
+        return median(self.speed_ups) if self.speed_ups else float("nan")
 
     @property
     def expected_speed_up(self) -> float:

@@ -14,6 +14,7 @@ HOPELESS = 1.02  # a speed-up, measured and predicted, that no race could tell f
 SHARE_OF_SINGLES, SHARE_OF_COMBINATIONS = 0.35, 0.2  # of the search's time; the race has the rest
 TOGETHER = 6  # candidates that are timed beside one run of the baseline, before the race
 MOST_COMBINATIONS = 24
+LEAST_CHANCE = 0.05  # of being confirmed, for which fresh problems are spent
 SURVIVORS, LEAST_SURVIVORS = 0.5, 5  # of a rung
 
 
@@ -80,7 +81,7 @@ def _ranked(standing: Mapping[str, Observed], goal: Goal) -> list[tuple[str, Obs
     """The most promising first; each further one, which is tried if those before fail, is likelier to hold."""
     ranked: list[tuple[str, Observed]] = []
     for name, observed in sorted(standing.items(), key=lambda each: -goal.expected_gain(each[1])):
-        is_likelier = not ranked or goal.chance(observed) > goal.chance(ranked[-1][1])
+        is_likelier = goal.chance(observed) > (goal.chance(ranked[-1][1]) if ranked else LEAST_CHANCE)
         if is_likelier and goal.expected_gain(observed) > 0:
             ranked.append((name, observed))
     return ranked

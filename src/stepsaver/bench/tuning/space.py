@@ -19,7 +19,7 @@ from stepsaver.engine.tuned import BY_DRIFT, tuned_fields
 
 RULES, POLICIES = "stepsaver.engine.rules", "stepsaver.engine.policies"
 FIRST_RULES = ("previous_row", "trim", "near_rows", "light_commit")  # in the order in which they are applied
-JOINS_TRIED: tuple[Join, ...] = ("prefill", "commit", "all")  # what they save is no matter of order
+JOINS_TRIED: tuple[Join, ...] = ("all", "prefill", "commit")  # what they save is no matter of order
 LEAST_SUB_BLOCK = 4
 LONGEST_NAME = 90
 CHOICES = 3  # of a kind, in combinations
@@ -98,7 +98,7 @@ class DeclaredSpace:
         found = [Candidate((setting,)) for setting in self._settings()]
         possible = {each.name: each for each in found if self.is_possible(each)}
         self.known |= possible
-        return sorted(possible, key=lambda name: -sum(possible[name].settings[0].ranks))  # the cheapest first
+        return _in_turns([each.settings[0] for each in possible.values()], list(possible))
 
     def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
         (ours,) = self.known[name].settings
@@ -153,8 +153,8 @@ class DeclaredSpace:
         block = self.decoding.block_size
         for size in range(LEAST_SUB_BLOCK, block + 1):
             if block % size == 0 and size & (size - 1) == 0 and size != self.decoding.sub_block_size:
-                yield Setting("sub", size, others=(size,))
-        yield from (Setting("join", join, others=(join,)) for join in JOINS_TRIED)
+                yield Setting("sub", size, others=("sub", size))
+        yield from (Setting("join", join, others=("join", join)) for join in JOINS_TRIED)
 
     def _declared(self, kind: str, made: type) -> Iterator[Setting]:
         """Every combination of the values that a rule or policy declares; nothing if it declares none."""
@@ -172,6 +172,16 @@ class DeclaredSpace:
             kinds = tuple(chosen[name] for name, each in declared.items() if not each.is_ordered)
             if registry.describe(value) != registry.describe(registry.parse(DEFAULT_POLICY, POLICIES, "policy")):
                 yield Setting(kind, value, ranks, (made.__name__, *kinds))
+
+
+def _in_turns(settings: Sequence[Setting], names: Sequence[str]) -> list[str]:
+    """The cheapest of every kind, then the next of every kind: what comes first tells most if time is short."""
+    kinds: dict[Any, list[tuple[int, str]]] = {}
+    for setting, name in zip(settings, names, strict=True):
+        kinds.setdefault((setting.kind, setting.others[:1]), []).append((-sum(setting.ranks), name))
+    ordered = [[name for _, name in sorted(each, key=lambda one: one[0])] for each in kinds.values()]
+    rounds = itertools.zip_longest(*ordered)
+    return [name for each in rounds for name in each if name is not None]
 
 
 def _joined(one: Observed | None, other: Observed) -> Observed:

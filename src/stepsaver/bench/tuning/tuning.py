@@ -16,7 +16,7 @@ from stepsaver.bench.machine.facts import device_name
 from stepsaver.bench.results.durable import write_beside
 from stepsaver.bench.results.stored_costs import store_row_costs
 from stepsaver.bench.running.session import Session
-from stepsaver.bench.tuning.confirm import Attempt, confidence_of, confirm, least_problems
+from stepsaver.bench.tuning.confirm import MOST_ATTEMPTS, Attempt, confidence_of, confirm, least_problems
 from stepsaver.bench.tuning.ledger import Ledger
 from stepsaver.bench.tuning.problems import Problems, SplitProblems
 from stepsaver.bench.tuning.race import Goal, Observed
@@ -214,7 +214,14 @@ class Tuning:
             name = next(each.name for each in outcome.attempts if each.outcome == "confirmed")
             return f"Confirmed: {name}: {outcome.recipe.measured}."
         undecided = [each for each in outcome.attempts if each.outcome == "undecided"]
-        if undecided or (outcome.found.ranked and not outcome.attempts):
+        tried = {each.name for each in outcome.attempts}
+        untried = [name for name, _ in outcome.found.ranked if name not in tried]
+        if outcome.found.never_run and not undecided:
+            many = len(outcome.found.never_run) + len(untried)
+            return (
+                f"Undecided: nothing keeps within {limit} yet, and for want of time {many} candidates were not tried."
+            )
+        if undecided or (untried and len(outcome.attempts) < MOST_ATTEMPTS):
             return (
                 f"Undecided: nothing is confirmed to keep within {limit} yet. {self._what_is_needed(outcome, trials)}"
             )

@@ -22,7 +22,7 @@ class Verified:
 
     name: ClassVar[str] = "verified"
 
-    span: int | Literal["auto"] = field(default=16, metadata=tuned(8, 16, "auto", is_ordered=False))
+    span: int | Literal["auto"] = field(default=16, metadata=tuned(16, "auto", 8, is_ordered=False))
     context: Literal["causal", "block"] = field(default="causal", metadata=tuned("causal", "block", is_ordered=False))
     ahead: Literal["auto", "always", "never"] = field(
         default="auto", metadata=tuned("always", "never", is_ordered=False)
