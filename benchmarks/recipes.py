@@ -30,13 +30,12 @@ def tune(batch_size: int, max_drop: float, budget: str) -> None:
     subprocess.run([*command, "--out", str(folder_of(batch_size, max_drop))], cwd=ROOT, check=True)
 
 
-def row(batch_size: int, max_drop: float) -> tuple[str, ...] | None:
-    """None of a tuning that has not come to an outcome."""
+def row(batch_size: int, max_drop: float) -> tuple[str, ...]:
     path = folder_of(batch_size, max_drop) / "tuning.json"
-    if not path.exists():
-        return None
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     first = (path.parent.name, str(batch_size), f"{max_drop:g}")
+    if not path.exists():
+        return (*first, "not run yet", "-", "-", "-", "-")
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     recipe, tried = document["recipe"], str(len(document["candidates"]))
     if recipe is None:
         return (*first, "none", "-", "-", tried, document["sentence"])
@@ -63,11 +62,12 @@ def main() -> None:
     parser.add_argument("--budget", default="30min")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--max-drop", type=float, nargs="+", default=[0.5, 1.0, 3.0])
+    parser.add_argument("--table", action="store_true", help="write the table of what is there; tune nothing")
     options = parser.parse_args()
     wanted = [(batch_size, max_drop) for batch_size in options.batch_size for max_drop in options.max_drop]
-    for batch_size, max_drop in wanted:
+    for batch_size, max_drop in () if options.table else wanted:
         tune(batch_size, max_drop, options.budget)
-    rows = [found for each in wanted if (found := row(*each))]
+    rows = [row(*each) for each in wanted]
     store_measurement(TABLE, "python benchmarks/recipes.py", COLUMNS, rows)
     print("\n".join("  ".join(each) for each in rows))
 
