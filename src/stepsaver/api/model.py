@@ -21,7 +21,6 @@ from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.evaluation.encoding import checked_text, encode_pair, encode_prompt
 from stepsaver.evaluation.open_model import OpenModel, open_model
-from stepsaver.evaluation.recipe import Recipe, read_recipe
 from stepsaver.evaluation.settling_text import SettlingText
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
@@ -213,7 +212,7 @@ class Model:
         if recipe is not None:
             if rules or policy is not None or threshold is not None:
                 raise UsageError("a recipe settles rules, policy and threshold; leave them out")
-            return self._tuned_engine(read_recipe(Path(recipe)), batch_size)
+            return self._tuned_engine(Path(recipe), batch_size)
         return Engine(
             self.network,
             policy=chosen_policy(policy, threshold),
@@ -222,8 +221,11 @@ class Model:
             decoding=self.opened.decoding,
         )
 
-    def _tuned_engine(self, recipe: Recipe, batch_size: int | None) -> Engine:
+    def _tuned_engine(self, path: Path, batch_size: int | None) -> Engine:
         """What is not as it was measured is said in one line, as a warning of this module's logger."""
+        from stepsaver.evaluation.recipe import read_recipe  # a recipe's file needs more packages than decoding does
+
+        recipe = read_recipe(path)
         size = recipe.batch_size if batch_size is None else batch_size
         dtype = str(self.opened.dtype).removeprefix("torch.")
         said = recipe.differences(model=self.name, dtype=dtype, device=self.opened.device.type, batch_size=size)
