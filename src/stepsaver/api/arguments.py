@@ -32,7 +32,7 @@ KINDS = {
     **dict.fromkeys(("chat", "ids", "stream", "score_stop", "prefix_cache", "block_cache"), TRUTH),
     **dict.fromkeys(("text", "revision", "device", "dtype", "weights", "join", "estimator"), TEXT),
 }
-MAY_BE_NONE = ("block_size", "sub_block_size", "mask_id", "threshold", "revision")
+MAY_BE_NONE = ("batch_size", "block_size", "sub_block_size", "mask_id", "threshold", "revision")
 
 
 def check_arguments(**given: object) -> None:

@@ -210,6 +210,8 @@ class Model:
         recipe: str | os.PathLike[str] | None,
     ) -> Engine:
         if recipe is not None:
+            if not isinstance(recipe, str | os.PathLike):
+                raise UsageError(f"recipe {shown(recipe)} is not the path of a file")
             if rules or policy is not None or threshold is not None:
                 raise UsageError("a recipe settles rules, policy and threshold; leave them out")
             return self._tuned_engine(Path(recipe), batch_size)
