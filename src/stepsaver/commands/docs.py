@@ -3,7 +3,7 @@
 import argparse
 
 WHEN_STOPPED = "no file is half written; the same command starts again"
-HELP = "write the figures in this repository's Markdown from artifacts, and the reference of commands"
+HELP = "write the figures in this repository's Markdown from artifacts, and the reference of commands; wrap lines"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,5 +29,5 @@ def run(options: argparse.Namespace) -> int:
         changed = True
         if not options.check:
             write_beside(path, text)
-        print(f"{path.relative_to(root)}{' differs from the artifacts' * options.check}")
+        print(f"{path.relative_to(root)}{' would change' * options.check}")
     return int(changed and options.check)

@@ -5,9 +5,10 @@ from pathlib import Path
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.markdown.markers import fill
 from stepsaver.report.markdown.references import Figures, stored_experiment
+from stepsaver.report.markdown.wrapping import overlong_lines, wrap
 from stepsaver.report.results_page import BEGIN, result_tables, with_tables
 
-PATTERNS = ("*.md", "docs/*.md", "benchmarks/*.md", "experiments/*/*.md")
+PATTERNS = ("*.md", "docs/*.md", "benchmarks/*.md", "examples/*/*.md", "experiments/*/*.md")
 MEASUREMENTS = Path("benchmarks") / "measured"
 
 
@@ -17,7 +18,7 @@ def markdown_pages(root: Path) -> list[Path]:
 
 
 def renewed(path: Path, root: Path) -> str:
-    """What a page should say. Where an experiment has no artifacts yet, its tables stay as they are."""
+    """What a page should say, wrapped. Where an experiment has no artifacts yet, its tables stay as they are."""
     try:
         text = path.read_text(encoding="utf-8")
     except ValueError as error:
@@ -29,6 +30,7 @@ def renewed(path: Path, root: Path) -> str:
         if own is not None and path.name == "results.md" and BEGIN in text:
             tasks = stored_experiment(own).tasks
             text = with_tables(text, result_tables(tasks)) if tasks else text
-        return fill(text, figures.value, figures.table)
+        text = fill(text, figures.value, figures.table)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
+    return wrap(text) if overlong_lines(text) else text
