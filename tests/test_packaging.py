@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -46,6 +47,7 @@ def sdist(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wheel_of(source: Path, folder: Path, **environment: str) -> Path:
+    shutil.rmtree(source / "build", ignore_errors=True)  # what another build left there would be taken over
     run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source, **environment)
     (found,) = folder.glob("*.whl")
     return found
