@@ -14,6 +14,7 @@ OUT_OF_RANGE: list[Any] = [-1, 2**70, -(2**70)]
 NOT_TRUTHS: list[Any] = [None, "no", 1, 0.0, []]
 NOT_RULES: list[Any] = [None, 5, {"trim": 1}, [None], [5], "x", ["trim:x=1"], b"trim", [["trim"]], ["\ud800"]]
 NOT_NAMES: list[Any] = [5, b"x", ["x"], "x", "", "\ud800", "x" * 5000, "\x00", 1.5, True]
+NOT_RECIPES: list[Any] = [5, b"x", [], 1.5, True, "no such file", "", "\x00"]
 
 LOADING: dict[str, list[Any]] = {
     "revision": [5, b"main", []],
@@ -36,7 +37,8 @@ GENERATING: dict[str, list[Any]] = {
     "rules": NOT_RULES,
     "policy": [5, [], "x", b"threshold", "threshold:threshold=nan", True, "\ud800"],
     "threshold": [*NOT_NUMBERS[1:], float("nan"), 2.0, -1.0, True, 10**400],
-    "batch_size": [*NOT_WHOLE, -1, 0],
+    "batch_size": [*NOT_WHOLE[1:], -1, 0],
+    "recipe": NOT_RECIPES,
     "max_new_tokens": [*NOT_WHOLE, *OUT_OF_RANGE],
     "temperature": [*NOT_NUMBERS, float("nan"), float("inf"), -1.0, True, 10**400],
     "top_p": [*NOT_NUMBERS, float("nan"), 0.0, 1.5, True],
@@ -52,7 +54,8 @@ SCORING: dict[str, list[Any]] = {
         [({1}, {2})],
     ],
     "rules": NOT_RULES,
-    "batch_size": [*NOT_WHOLE, -1, 0],
+    "batch_size": [*NOT_WHOLE[1:], -1, 0],
+    "recipe": NOT_RECIPES,
     "estimator": [None, *NOT_NAMES],
     "score_stop": NOT_TRUTHS,
 }  # fmt: skip
