@@ -5,10 +5,12 @@ repeats that are interleaved with the baseline in one process.
 """
 
 import argparse
+from dataclasses import replace
 from statistics import median
 
 import torch
 
+from stepsaver.bench.machine.measure_rows import measure_row_costs
 from stepsaver.bench.machine.shapes import SHAPES
 from stepsaver.bench.machine.speed import decode_once, random_prompts, spread
 from stepsaver.engine.cost import ceiling, predicted_speed_up
@@ -16,10 +18,12 @@ from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.policies.fixed import Fixed
+from stepsaver.engine.row_costs import predicted_speed_up_here
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
 
 WINDOW = ("previous_row:refresh=block", "trim:level=changed")
+NEAR_LIGHT = (*WINDOW, "near_rows", "light_commit")
 RULE_SETS: dict[str, tuple[str, ...]] = {
     "none": (),
     **{
@@ -35,7 +39,11 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
     "window + trim + mlp k2_first": (*WINDOW, "layer_reuse:k=2,layers=first,mode=mlp"),
     "window + trim + delta k2_first": (*WINDOW, "layer_reuse:k=2,layers=first,mode=delta"),
     "adaptive_layers 0.1": ("adaptive_layers:threshold=0.1",),
+    "window + trim + near + light": NEAR_LIGHT,
+    "window + trim + near + light, joined": NEAR_LIGHT,
+    "none, joined": (),
 }
+JOINED = ", joined"  # forwards that may be one are: a prefill and the first step, a commit and the next first step
 
 
 def main() -> None:
@@ -46,18 +54,26 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="rule sets whose name contains this; may be repeated")
     options = parser.parse_args()
     model = random_model(SHAPES["135M"], dtype=torch.float32)
-    decoding = resolve_decoding(model.config, stop_ids=())
+    apart = resolve_decoding(model.config, stop_ids=(), join="none")
+    joined = replace(apart, join="all")
+    costs = measure_row_costs(model)
     chosen = {
         name: tuple(map(parse_rule, rules))
         for name, rules in RULE_SETS.items()
         if name == "none" or not options.only or any(part in name for part in options.only)
     }
-    print("| batch | rules | speed-up, median [smallest, largest] | predicted | ceiling |")
-    print("|---|---|---|---|---|")
+    print("| batch | rules | speed-up, median [smallest, largest] | predicted | predicted here | ceiling |")
+    print("|---|---|---|---|---|---|")
     for batch in options.batch_size or (1, 8):
         prompts = random_prompts(model, [64] * batch, [options.new_tokens] * batch)
         engines = {
-            name: Engine(model, policy=Fixed(2), rules=rules, batch_size=batch, decoding=decoding)
+            name: Engine(
+                model,
+                policy=Fixed(2),
+                rules=rules,
+                batch_size=batch,
+                decoding=joined if name.endswith(JOINED) else apart,
+            )
             for name, rules in chosen.items()
         }
         # the first one of each warms up
@@ -69,10 +85,11 @@ def main() -> None:
         for name, rules in chosen.items():
             ratios = [a.decode_seconds / b.decode_seconds for a, b in zip(plain[1:], traces[name][1:], strict=True)]
             predicted = predicted_speed_up(model.config, plain[0], traces[name][0])
-            bound = ceiling(model.config, plain[0], rules, decoding)
-            print(f"| {batch} | {name} | {spread(ratios)} | {predicted:.2f} | {bound:.2f} |", flush=True)
+            here = predicted_speed_up_here(plain[0], traces[name][0], costs)
+            bound = ceiling(model.config, plain[0], rules, apart)
+            print(f"| {batch} | {name} | {spread(ratios)} | {predicted:.2f} | {here:.2f} | {bound:.2f} |", flush=True)
         milliseconds = 1000 * median(trace.decode_seconds / trace.forwards for trace in plain[1:])
-        print(f"| {batch} | (a forward without reuse: {milliseconds:.1f} ms) | | | |")
+        print(f"| {batch} | (a forward without reuse: {milliseconds:.1f} ms) | | | | |")
 
 
 if __name__ == "__main__":
