@@ -11,10 +11,9 @@ from stepsaver.bench.audit import audit, read_evidence
 from stepsaver.bench.experiment.conditions import Criterion, Success
 from stepsaver.bench.experiment.reading import read_experiment
 from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.judging.rates import shown_rate
+from stepsaver.bench.judging.pairs import confirmation_p
 from stepsaver.bench.judging.verdict import judge
 from stepsaver.bench.running.run import RunRequest, with_baselines
-from stepsaver.bench.running.summarise import confirmation_p
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.experiment_page import experiment_page
@@ -163,7 +162,7 @@ def test_pages_and_tables_name_the_other_baseline(finished: Path, capsys: pytest
     page = experiment_page(experiment, [task])
     assert "points against baseline, and by a speed-up \\u003e 1.8 measured with a drop " in page
     assert "against paced" in page
-    rates = {each["config"]: shown_rate(each) for each in task.summaries}
+    rates = {each.config: each.rate for each in task.summaries}
     assert [region.rate for region in wanted_regions(task)] == pytest.approx(
         [1.2 * rates["baseline"].value, 1.8 * rates["paced"].value]  # type: ignore[union-attr]
     )
@@ -241,8 +240,8 @@ def test_a_measured_bound_is_no_hypothesis_that_is_tested() -> None:
     [((1.9, 1.85, 1.95), "confirmed"), ((1.4, 1.35, 1.45), "rejected"), ((1.8, 1.7, 1.9), "undecided")],
 )
 def test_the_hypothesis_holds_if_it_does_against_every_baseline(paced_up: tuple, outcome: str) -> None:
-    own = summary("near", (1.5, 1.4, 1.6), (1, 0, 2)) | {"baseline": "baseline"}
-    paced = summary("paced_near", paced_up, (1, 0, 2)) | {"baseline": "paced"}
+    own = summary("near", (1.5, 1.4, 1.6), (1, 0, 2), baseline="baseline")
+    paced = summary("paced_near", paced_up, (1, 0, 2), baseline="paced")
     wanted = {"near": SUCCESS, "paced_near": criteria("> 1.8", "< 5")}
     verdict = judge([own, paced], wanted.__getitem__)
     assert verdict.outcome == outcome

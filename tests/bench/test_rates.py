@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -12,12 +12,14 @@ from stepsaver.bench.audit.checks.rates import _pooled_time
 from stepsaver.bench.audit.evidence import CellEvidence
 from stepsaver.bench.experiment.folders import find_experiment
 from stepsaver.bench.judging.rates import median_rate, slow_chunks
+from stepsaver.bench.results.timing import Timing
 from stepsaver.bench.running import run as run_module
 from stepsaver.bench.running.config_runner import ConfigRunner
 from stepsaver.cli import main
 from stepsaver.report.cells import read_report_task
 from stepsaver.report.documents import without_documents
 from stepsaver.report.results_page import result_tables
+from tests.bench import made_up
 from tests.bench.conftest import PAIR, PAIR_LIMIT
 from tests.bench.tampering import edit_lines
 
@@ -25,8 +27,8 @@ DONE = (0, 1)  # the audit may find fault with the timings of a busy machine
 RUN = ["--limit", str(PAIR_LIMIT)]
 
 
-def timing(chunk: int, rate: float, *, session: str = "s", comparable: bool = True) -> dict:
-    return {"chunk": chunk, "session": session, "tokens": 100, "seconds": 100 / rate, "comparable": comparable}
+def timing(chunk: int, rate: float, **changes: Any) -> Timing:
+    return made_up.timing(chunk, tokens=100, seconds=100 / rate, **changes)
 
 
 def disturbed(**rates: list[float]) -> set[tuple[str, int]]:
@@ -65,7 +67,8 @@ def test_only_what_can_be_compared_is_slow_or_beside() -> None:
 def test_a_rate_over_the_whole_time_differs_by_no_more_than_the_interval(
     pooled: float, rate: list[float], is_fault: bool
 ) -> None:
-    summary = {"rate": rate, "chunks_not_comparable": 0, "throughput": {"tokens_per_s": pooled}}
+    throughput = made_up.SUMMARY["throughput"] | {"tokens_per_s": pooled}
+    summary = made_up.summary(rate=rate, throughput=throughput)
     found = list(_pooled_time(cast(CellEvidence, SimpleNamespace(name="a", summary=summary))))
     assert [each.level for each in found] == ["invalid"] * is_fault
 
@@ -123,7 +126,7 @@ def test_a_disturbed_chunk_is_named_and_timed_again(experiment: Path, capsys: py
     counted = [before[0], again, before[2]]
     assert found["throughput"]["decode_seconds"] == pytest.approx(sum(each["seconds"] for each in counted))
     assert found["speed_up_chunks"] == 3, "the pair that was disturbed is not counted"
-    assert found["rate"] == list(median_rate(counted) or ())
+    assert found["rate"] == list(median_rate([Timing.model_validate(each) for each in counted]) or ())
     assert (trace(experiment, "trimmed").parent / "samples.jsonl").read_bytes() == answers
 
 

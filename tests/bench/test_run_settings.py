@@ -130,7 +130,7 @@ def test_any_task_of_lm_eval_runs_if_its_metric_is_named(
     task = read_stored_task(asked, experiment / "results", "gsm8k_cot", limit=2, model=asked.spec.model, data_dir=data)
     assert task is not None
     assert task.documents.why_not == ""
-    assert len(task.done[0].marks) == 2
+    assert len(task.done[0].scores) == 2
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,9 @@ from stepsaver.bench.running.run import RunRequest, Shard, make_shards, prepare
 from stepsaver.bench.running.shards import Share, merge, merge_what_was_left
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
+from tests.bench.made_up import identity, timing
 from tests.bench.tampering import edit_lines
-from tests.bench.test_store import record, timing
+from tests.bench.test_store import record
 
 LIMIT, CHUNKS = 8, 4
 CONFIGS = ("baseline", "same", "trimmed")
@@ -212,9 +213,9 @@ def test_shards_merge_exactly_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, owners: list[int], order: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("merge") / "cell"
-    open_cell_files(folder, {"a": 1}, "run")
+    open_cell_files(folder, identity(), "run")
     for chunk, owner in enumerate(owners):
-        own = open_cell_files(folder / "shards" / f"x-{owner}", {"a": 1}, "run")
+        own = open_cell_files(folder / "shards" / f"x-{owner}", identity(), "run")
         own.append_chunk(chunk, [record(2 * chunk), record(2 * chunk + 1)], timing(chunk))
     for owner in order:
         path = folder / "shards" / f"x-{owner}"
@@ -222,13 +223,13 @@ def test_shards_merge_exactly_in_any_order(
             merge(read_cell_files(path, "run"), read_cell_files(folder, "run", repair=True))
     cell = read_cell_files(folder, "run")
     assert [each.key.document for each in cell.all_records] == list(range(2 * len(owners)))
-    assert [each["chunk"] for each in cell.own_timings] == list(range(len(owners)))
+    assert [each.chunk for each in cell.own_timings] == list(range(len(owners)))
 
 
 def test_what_was_altered_in_a_shard_is_said_kept_and_not_merged(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "task" / "cell"
-    open_cell_files(folder, {"a": 1}, "run").append_chunk(0, [record(0)], timing(0))
-    shard = open_cell_files(folder / "shards" / "x-0", {"a": 1}, "run")
+    open_cell_files(folder, identity(), "run").append_chunk(0, [record(0)], timing(0))
+    shard = open_cell_files(folder / "shards" / "x-0", identity(), "run")
     for chunk in (1, 2):
         shard.append_chunk(chunk, [record(chunk)], timing(chunk))
     path = shard.folder / "samples.jsonl"
@@ -243,9 +244,9 @@ def test_what_was_altered_in_a_shard_is_said_kept_and_not_merged(tmp_path: Path)
 
 
 def test_two_answers_to_one_sample_are_refused(tmp_path: Path) -> None:
-    cell = open_cell_files(tmp_path / "cell", {"a": 1}, "run")
+    cell = open_cell_files(tmp_path / "cell", identity(), "run")
     cell.append_chunk(0, [record(0)], timing(0))
-    other = open_cell_files(tmp_path / "cell" / "shards" / "x-0", {"a": 1}, "run")
+    other = open_cell_files(tmp_path / "cell" / "shards" / "x-0", identity(), "run")
     other.append_chunk(0, [record(0).__class__(**{**record(0).__dict__, "ids": (9,)})], timing(0))
     with pytest.raises(UsageError, match="another answer to t document 0"):
         merge(other, cell)

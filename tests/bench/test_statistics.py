@@ -1,12 +1,17 @@
 """Intervals and verdicts against cases whose answer is known."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from stepsaver.bench.experiment.conditions import Condition, Criterion, Success
+from stepsaver.bench.judging.pairs import chunk_pairs, confirmation_p, speed_ups
 from stepsaver.bench.judging.statistics import bootstrap_p, holm, median_interval, paired_drop, share_interval
-from stepsaver.bench.judging.verdict import judge
-from stepsaver.bench.running.summarise import chunk_pairs, confirmation_p, speed_ups
+from stepsaver.bench.judging.verdict import is_control, judge
+from stepsaver.bench.results.summary import Summary
+from tests.bench import made_up
+from tests.bench.made_up import timing
 
 SUCCESS = Success(
     confirm_if=Criterion(speed_up="> 1.2", drop_points="< 5"),  # type: ignore[arg-type]
@@ -50,30 +55,36 @@ def test_bootstrap_p_is_small_on_the_wanted_side_only() -> None:
     assert bootstrap_p(values, 1.6, statistic="median", above=True) > 0.9
 
 
-def timing(session: str, chunk: int, tokens: int, seconds: float) -> dict:
-    return {"session": session, "chunk": chunk, "tokens": tokens, "seconds": seconds, "samples": 8, "comparable": True}
-
-
 def test_speed_ups_pair_chunks_of_one_session_only() -> None:
-    ours = [timing("a", 0, 100, 1.0), timing("a", 1, 100, 1.0), timing("b", 2, 100, 1.0)]
-    base = [timing("a", 0, 100, 2.0), timing("b", 1, 100, 2.0), timing("b", 2, 50, 2.0)]
+    ours = [timing(chunk, session=session) for chunk, session in enumerate("aab")]
+    base = [timing(chunk, session=session, seconds=2.0) for chunk, session in enumerate("abb")]
+    base[2] = base[2].model_copy(update={"tokens": 50})
     pairs = chunk_pairs(ours, base)
-    assert [(pair[0]["chunk"], pair[1]["session"]) for pair in pairs] == [(0, "a"), (2, "b")]
+    assert [(pair[0].chunk, pair[1].session) for pair in pairs] == [(0, "a"), (2, "b")]
     ratios = speed_ups(pairs)
     assert ratios["tokens_per_s"] == [2.0, 4.0]
     assert ratios["seconds_per_sample"] == [2.0, 2.0]
 
 
-def summary(name: str, up: tuple, drop: tuple, *, chunks: int = 20, p: float = 0.001, other: tuple = (9, 9, 9)) -> dict:
-    return {
-        "config": name,
-        "is_baseline": False,
-        "speed_up": {"tokens_per_s": list(up), "seconds_per_sample": list(other)},
-        "paired": {"drop_points": list(drop)},
-        "speed_up_chunks": chunks,
-        "samples": 100,
-        "confirmation_p": p,
-    }
+def summary(
+    name: str,
+    up: tuple,
+    drop: tuple,
+    *,
+    chunks: int = 20,
+    p: float = 0.001,
+    other: tuple = (9, 9, 9),
+    **changes: Any,
+) -> Summary:
+    paired = made_up.SUMMARY["paired"] | {"drop_points": drop} | changes.pop("paired", {})
+    return made_up.summary(
+        config=name,
+        speed_up={"tokens_per_s": up, "seconds_per_sample": other},
+        paired=paired,
+        speed_up_chunks=chunks,
+        confirmation_p=p,
+        **changes,
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,10 +100,10 @@ def summary(name: str, up: tuple, drop: tuple, *, chunks: int = 20, p: float = 0
         (summary("wide", (1.25, 1.1, 1.4), (1, 0, 2)), "undecided"),
     ],
 )
-def test_verdicts_stand_on_the_intervals(cell: dict, outcome: str) -> None:
+def test_verdicts_stand_on_the_intervals(cell: Summary, outcome: str) -> None:
     verdict = judge([cell], lambda _: SUCCESS)
     assert verdict.outcome == outcome
-    assert cell["config"] in verdict.sentence
+    assert cell.config in verdict.sentence
 
 
 def test_one_confirmed_config_confirms_and_undecided_says_how_many_samples() -> None:
@@ -102,14 +113,39 @@ def test_one_confirmed_config_confirms_and_undecided_says_how_many_samples() -> 
 
 
 def test_a_config_that_does_the_work_of_the_baseline_is_no_speed_up_however_its_timings_fell() -> None:
-    lucky = summary("k1", (1.5, 1.4, 1.6), (0, 0, 0)) | {"predicted_speed_up": 1.0, "ceiling": 1.0}
+    lucky = control()
     only = judge([lucky], lambda _: SUCCESS)
     assert (only.outcome, [each.outcome for each in only.configs]) == ("undecided", ["control"])
     slow = summary("slow", (0.9, 0.8, 1.0), (1, 0, 2))
     beside = judge([lucky, slow], lambda _: SUCCESS)
     assert (beside.outcome, [each.outcome for each in beside.configs]) == ("rejected", ["control", "rejected"])
     assert "slow" in beside.sentence, "the fastest of those that were tried, not of the controls"
-    assert judge([lucky | {"predicted_speed_up": 1.02}], lambda _: SUCCESS).outcome == "confirmed"
+
+
+def control(**changes: Any) -> Summary:
+    """A config that does the baseline's work, such as k = 1, in a lucky hour."""
+    same = {"predicted_speed_up": 1.0, "ceiling": 1.0, "paired": {"lost": 0, "won": 0}}
+    same |= {"unlike_baseline": ["rules"], "different_answers": 0}
+    return summary("k1", (1.5, 1.4, 1.6), (0, 0, 0), **same | changes)
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"predicted_speed_up": 1.02},
+        {"ceiling": 1.5},
+        {"different_answers": 1},
+        {"unlike_baseline": ["policy", "rules"]},
+        {"unlike_baseline": ["decoding"]},
+        {"unlike_baseline": None, "different_answers": None, "paired": {"lost": 1, "won": 1}},
+    ],
+    ids=str,
+)
+def test_the_same_work_with_any_other_difference_is_no_control(difference: dict[str, Any]) -> None:
+    assert is_control(control())
+    assert is_control(control(unlike_baseline=None, different_answers=None)), "of a version that did not store it"
+    assert not is_control(control(**difference))
+    assert judge([control(**difference)], lambda _: SUCCESS).outcome == "confirmed"
 
 
 def test_confirmation_needs_every_bound() -> None:

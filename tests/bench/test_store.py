@@ -11,10 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepsaver.bench.results import store
-from stepsaver.bench.results.store import SAMPLES, TRACE, CellFiles, exclusive, open_cell_files, read_cell_files
+from stepsaver.bench.results import durable
+from stepsaver.bench.results.locks import exclusive
+from stepsaver.bench.results.store import SAMPLES, SCORES, TRACE, CellFiles, open_cell_files, read_cell_files
 from stepsaver.engine.errors import UsageError
+from stepsaver.evaluation.evaluate import DocumentScore
 from stepsaver.evaluation.records import RequestKey, RequestRecord
+from tests.bench.made_up import identity, summary, timing
 
 
 def record(document: int) -> RequestRecord:
@@ -29,12 +32,8 @@ def record(document: int) -> RequestRecord:
     )
 
 
-def timing(chunk: int) -> dict:
-    return {"chunk": chunk, "session": "s", "seconds": 1.0}
-
-
 def filled(folder: Path, chunks: int = 3) -> Path:
-    cell = open_cell_files(folder, {"a": 1}, "run")
+    cell = open_cell_files(folder, identity(), "run")
     for chunk in range(chunks):
         cell.append_chunk(chunk, [record(2 * chunk), record(2 * chunk + 1)], timing(chunk))
     return folder
@@ -45,7 +44,7 @@ def test_chunks_read_back(tmp_path: Path) -> None:
     assert sorted(cell.records) == [0, 1, 2]
     assert [each.key.document for each in cell.all_records] == [0, 1, 2, 3, 4, 5]
     assert cell.all_records[3] == record(3)
-    assert [each["chunk"] for each in cell.timings] == [0, 1, 2]
+    assert [each.chunk for each in cell.timings] == [0, 1, 2]
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -59,7 +58,7 @@ def test_a_file_cut_anywhere_keeps_its_whole_chunks(
     length = data.draw(st.integers(0, len(content)))
     path.write_bytes(content[:length])
     marker = b"chunk_end" if path.name == SAMPLES else b"chunk"
-    cell = open_cell_files(folder, {"a": 1}, "run")
+    cell = open_cell_files(folder, identity(), "run")
     done = sorted(cell.records)
     assert done == list(range(content[: content[:length].rfind(b"\n") + 1].count(marker)))
     assert len(cell.own_timings) == len(done)
@@ -74,14 +73,14 @@ def test_a_damaged_line_takes_its_chunk_with_it_and_is_kept_for_looking_at(tmp_p
     lines = (folder / SAMPLES).read_bytes().splitlines(keepends=True)
     lines[5] = b"\x00\xff" + lines[5][2:]
     (folder / SAMPLES).write_bytes(b"".join(lines))
-    cell = open_cell_files(folder, {"a": 1}, "run")
+    cell = open_cell_files(folder, identity(), "run")
     assert sorted(cell.records) == [0, 2]
     assert [path.read_bytes() for path in cell.damaged] == [b"".join(lines)]
     assert "chunk 1 is run again" in cell.notes[0]
-    cell.append_chunk(1, [record(2), record(3)], timing(1) | {"session": "t"})
+    cell.append_chunk(1, [record(2), record(3)], timing(1, session="t"))
     again = read_cell_files(folder, "run")
     assert (sorted(again.records), again.faults) == ([0, 1, 2], [])
-    assert not open_cell_files(folder, {"a": 1}, "run").damaged
+    assert not open_cell_files(folder, identity(), "run").damaged
 
 
 def test_samples_without_their_trace_are_not_trusted(tmp_path: Path) -> None:
@@ -89,7 +88,7 @@ def test_samples_without_their_trace_are_not_trusted(tmp_path: Path) -> None:
     lines = (folder / TRACE).read_bytes().splitlines(keepends=True)
     (folder / TRACE).write_bytes(b"".join([*lines[:2], b"{}\n", lines[3]]))
     assert sorted(read_cell_files(folder, "run").records) == [0]
-    cell = open_cell_files(folder, {"a": 1}, "run")
+    cell = open_cell_files(folder, identity(), "run")
     assert [path.name.split(".damaged")[0] for path in cell.damaged] == [TRACE, SAMPLES]
 
 
@@ -119,26 +118,27 @@ def test_however_lines_are_altered_none_that_is_false_is_used(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = filled(tmp_path_factory.mktemp("altered") / "cell")
-    before = open_cell_files(folder, {"a": 1}, "run")
-    before.write_summary({"run_id": "run"})
+    before = open_cell_files(folder, identity(), "run")
+    before.write_scores([DocumentScore("t", document, 1.0) for document in range(6)])
+    before.write_summary(summary(run_id="run"))
     assert not read_cell_files(folder, "run").faults
-    path = folder / data.draw(st.sampled_from([SAMPLES, TRACE]))
+    path = folder / data.draw(st.sampled_from([SAMPLES, TRACE, SCORES]))
     lines = path.read_bytes().splitlines(keepends=True)
     altered = data.draw(altered_lines(lines))
     path.write_bytes(b"".join(altered))
     if altered != lines:
         assert read_cell_files(folder, "run").faults
-    cell = open_cell_files(folder, {"a": 1}, "run")
+    cell = open_cell_files(folder, identity(), "run")
     assert {chunk: before.records[chunk] for chunk in cell.records} == cell.records
     assert all(each in before.timings for each in cell.timings)
     for chunk in {0, 1, 2} - cell.records.keys():
-        cell.append_chunk(chunk, before.records[chunk], timing(chunk) | {"session": "again"})
+        cell.append_chunk(chunk, before.records[chunk], timing(chunk, session="again"))
     again = read_cell_files(folder, "run")
     assert (again.records, again.faults) == (before.records, [])
 
 
 def test_a_chunk_stored_twice_is_not_hidden(tmp_path: Path) -> None:
-    cell = open_cell_files(tmp_path / "cell", {"a": 1}, "run")
+    cell = open_cell_files(tmp_path / "cell", identity(), "run")
     for _ in range(2):
         cell.append_chunk(0, [record(0)], timing(0))
     assert len(read_cell_files(tmp_path / "cell", "run").all_records) == 2
@@ -146,9 +146,9 @@ def test_a_chunk_stored_twice_is_not_hidden(tmp_path: Path) -> None:
 
 def test_another_run_and_force_set_results_aside(tmp_path: Path) -> None:
     folder = filled(tmp_path / "cell")
-    assert not open_cell_files(folder, {"a": 2}, "other").records
+    assert not open_cell_files(folder, identity(layers=2), "other").records
     assert sorted(read_cell_files(tmp_path / "previous" / "cell-run", "run").records) == [0, 1, 2]
-    assert not open_cell_files(folder, {"a": 2}, "other", force=True).records
+    assert not open_cell_files(folder, identity(layers=2), "other", force=True).records
     assert (tmp_path / "previous" / "cell-other").is_dir()
     assert json.loads((folder / "run.json").read_text())["run_id"] == "other"
 
@@ -163,12 +163,12 @@ def test_a_second_runner_is_told(tmp_path: Path) -> None:
 def test_a_full_disk_loses_nothing_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = filled(tmp_path / "cell", chunks=1)
     before = (folder / SAMPLES).read_bytes()
-    cell = open_cell_files(folder, {"a": 1}, "run")
+    cell = open_cell_files(folder, identity(), "run")
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(durable.os, "fsync", full)
     with pytest.raises(UsageError, match="No space left"):
         cell.append_chunk(1, [record(2)], timing(1))
     assert (folder / SAMPLES).read_bytes() == before
@@ -189,7 +189,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("size", [10, 300, 3000, 5000, 9000])
 def test_a_write_that_does_not_fit_leaves_no_torn_tail(small_disk: Path, size: int) -> None:
     """Whether it is smaller or larger than a buffer: what is in a buffer must not follow when the file is closed."""
-    cell = open_cell_files(small_disk / "cell", {"a": 1}, "run")
+    cell = open_cell_files(small_disk / "cell", identity(), "run")
     cell.append_chunk(0, [record(0)], timing(0))
     for room in (0, 1, 2, 3):  # pages that are left
         (small_disk / "filler").unlink(missing_ok=True)
@@ -206,7 +206,7 @@ def test_a_write_that_does_not_fit_leaves_no_torn_tail(small_disk: Path, size: i
 def append_until_full(cell: CellFiles, first: int, size: int) -> None:
     for chunk in range(first, first + 60):
         one = dataclasses.replace(record(chunk), text="x" * size)
-        cell.append_chunk(chunk, [one], timing(chunk) | {"more": "y" * size})
+        cell.append_chunk(chunk, [one], timing(chunk, more="y" * size))
 
 
 def fill(path: Path, pages_left: int) -> None:

@@ -1,21 +1,19 @@
 """TPF and AUP, the field's own measures."""
 
 from math import exp
+from typing import Any
 
 import pytest
 
+from stepsaver.bench.results.summary import Summary
 from stepsaver.report.parallelism import accuracy_under_parallelism, parallelism_of
+from tests.bench import made_up
 
 
-def summary(**changes: object) -> dict[str, object]:
+def summary(**changes: Any) -> Summary:
     kinds = {"prefill": {"steps": 10}, "full": {"steps": 20}, "sub": {"steps": 30}, "commit": {"steps": 10}}
-    return {
-        "config": "c",
-        "accuracy": 0.5,
-        "tokens_before_stop": 120,
-        "throughput": {"tokens": 130},
-        "cost": {"denoising_steps": 50, "flops": 2.4e9, "by_kind": kinds},
-    } | changes
+    cost = made_up.SUMMARY["cost"] | {"denoising_steps": 50, "flops": 2.4e9, "by_kind": kinds} | changes.pop("cost", {})
+    return made_up.summary(cost=cost, **{"tokens_before_stop": 120} | changes)
 
 
 def test_tokens_per_forward_with_and_without_commits() -> None:

@@ -21,7 +21,9 @@ def gsm8k(tmp_path: Path) -> ReportTask:
 
 
 def as_task(task: ReportTask, name: str) -> ReportTask:
-    cells = tuple(replace(each, summary={**(each.summary or {}), "task": name}) for each in task.cells)
+    cells = tuple(
+        replace(each, summary=each.summary and each.summary.model_copy(update={"task": name})) for each in task.cells
+    )
     return replace(task, folder=name, cells=cells)
 
 

@@ -96,14 +96,14 @@ def test_a_report_writes_the_page_and_the_tables(experiment: Path, capsys: pytes
     assert len(block(tabs[1], "subjects")["figure"]["data"][0]["y"]) >= 2
 
 
-def test_marks_are_those_of_the_run(experiment: Path) -> None:
+def test_scores_are_those_of_the_run(experiment: Path) -> None:
     found = find_experiment(str(experiment))
     for task in ("mini_gsm8k", "mini_mmlu"):
         stored = read_stored_task(found, experiment / "results", task, limit=LIMIT, model=found.spec.model)
         assert stored is not None
         for each in stored.done:
             assert each.summary is not None
-            assert sum(each.marks.values()) / LIMIT == pytest.approx(each.summary["accuracy"])
+            assert sum(each.scores.values()) / LIMIT == pytest.approx(each.summary.accuracy)
 
 
 def test_questions_of_other_prompts_are_not_shown(experiment: Path) -> None:
@@ -116,7 +116,6 @@ def test_questions_of_other_prompts_are_not_shown(experiment: Path) -> None:
     by_name = {each.name: each for each in stored.cells}
     assert documents.fit(by_name["baseline"].records)
     assert not documents.fit(by_name["output"].records)
-    assert by_name["output"].marks == {}
 
 
 def test_tables_and_figures_for_a_paper(experiment: Path, tmp_path: Path) -> None:

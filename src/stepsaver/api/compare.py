@@ -67,19 +67,17 @@ class Comparison:
 
     @property
     def configs(self) -> tuple[ComparedConfig, ...]:
-        from stepsaver.bench.judging.rates import shown_rate
         from stepsaver.bench.judging.statistics import Interval
-        from stepsaver.bench.judging.verdict import smaller_speed_up
 
         outcomes = {each.config: each.outcome for each in self.verdict.configs}
         return tuple(
             ComparedConfig(
-                each["config"],
-                Interval(each["accuracy"], *each["accuracy_interval"]),
-                Interval(*each["paired"]["drop_points"]),
-                shown_rate(each),
-                smaller_speed_up(each),
-                outcomes.get(each["config"], "baseline"),
+                each.config,
+                Interval(each.accuracy, *each.accuracy_interval),
+                each.paired.drop_points,
+                each.rate,
+                each.speed_up.smaller,
+                outcomes.get(each.config, "baseline"),
             )
             for each in self._task.summaries
         )
@@ -88,7 +86,7 @@ class Comparison:
         from stepsaver.report.tables import plain_table, result_rows
 
         summaries, verdict = self._task.summaries, self.verdict
-        lines = [f"{self._name}, {summaries[0]['samples']} samples, {self._experiment.spec.model}", ""]
+        lines = [f"{self._name}, {summaries[0].samples} samples, {self._experiment.spec.model}", ""]
         lines += [plain_table(result_rows(summaries, verdict)), "", verdict.sentence]
         return "\n".join([*lines, *map(str, self.findings)])
 

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.experiment.folders import discard
-    from stepsaver.bench.results.store import exclusive
+    from stepsaver.bench.results.locks import exclusive
 
     if not options.why.strip():
         raise UsageError("--why is empty; a reason has to stay on record")

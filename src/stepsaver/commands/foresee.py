@@ -11,6 +11,7 @@ from stepsaver.engine.errors import UsageError, shown, unknown_name
 
 if TYPE_CHECKING:
     from stepsaver.bench.judging.foresight import CountedRun
+    from stepsaver.bench.results.summary import Summary
     from stepsaver.engine.row_costs import RowCosts
 
 HELP = "speed-ups projected onto devices that are not here, from counted steps and data sheets"
@@ -72,7 +73,7 @@ class Stored(NamedTuple):
     """What there is of a task."""
 
     chosen: Chosen
-    summaries: dict[str, dict[str, Any]]
+    summaries: "dict[str, Summary]"
     runs: "dict[str, CountedRun]"
     row_costs: "list[RowCosts]"
 
@@ -85,8 +86,8 @@ def _stored(chosen: Chosen, folder: str) -> Stored:
     place = chosen.results / folder
     summaries, costs = read_summaries(chosen.experiment, chosen.results, folder), read_row_costs(place)
     if not summaries and (saved := chosen.artifacts(folder)):
-        summaries, costs = {each["config"]: each for each in saved.summaries}, saved.row_costs
-    told = {name: each for name, each in summaries.items() if each["throughput"]["tokens"] and not each.get("equal_to")}
+        summaries, costs = {each.config: each for each in saved.summaries}, saved.row_costs
+    told = {name: each for name, each in summaries.items() if each.throughput.tokens and not each.equal_to}
     runs = {name: read_counted_run(each, place / name) for name, each in told.items()}
     return Stored(chosen, told, runs, list(costs.values()))
 
@@ -121,7 +122,7 @@ def _compared(stored: Stored, costs: "RowCosts", where: dict[str, Any]) -> list[
         baseline = stored.chosen.experiment.baseline_of(name)
         if name == baseline or baseline not in seconds:
             continue
-        measured = summary["speed_up"]["tokens_per_s"][0] if batch is None else None
+        measured = summary.speed_up.tokens_per_s.value if batch is None else None
         rows.append(where | {"config": name, "projected": seconds[baseline] / seconds[name], "measured": measured})
     return rows
 

@@ -90,7 +90,7 @@ def _report_one(options: argparse.Namespace) -> int:
         for path in write_paper_figures(tasks, options.figures):
             print(path)
     traces = _trace(options, experiment, tasks, page) if options.trace_samples else {}
-    there = {task.summaries[0]["task"] for task in tasks}
+    there = {task.summaries[0].task for task in tasks}
     write_report(
         experiment,
         tasks,

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from stepsaver.commands._dry_run import print_dry_run
 from stepsaver.commands._experiment_options import Chosen, add_cell_arguments, choose, with_decoding
@@ -16,6 +16,7 @@ from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
     from stepsaver.bench.experiment.spec import Resources
+    from stepsaver.bench.results.summary import Summary
     from stepsaver.bench.running.run import RunRequest
 
 WHEN_STOPPED = "every finished chunk is stored, and the same command goes on from there"
@@ -141,16 +142,16 @@ def show_results(chosen: Chosen, request: "RunRequest", *, as_json: bool = False
     from stepsaver.report.tables import plain_table, result_rows
 
     experiment = chosen.experiment
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Summary]] = {}
     for task, folder in chosen.cell_folders.items():
         stored = read_summaries(experiment, chosen.results, folder)
         found[task] = [stored[config.name] for config in with_baselines(experiment, request.configs)]
     if as_json:
-        print(json.dumps(found, default=str))
+        print(json.dumps({task: [each.as_json() for each in summaries] for task, summaries in found.items()}))
         return _audit(chosen, sys.stderr)
     for task, summaries in found.items():
         verdict = judge(summaries, experiment.success_of)
-        print(f"\n{experiment.name}, {task}, {summaries[0]['samples']} samples: {experiment.spec.question}\n")
+        print(f"\n{experiment.name}, {task}, {summaries[0].samples} samples: {experiment.spec.question}\n")
         print(plain_table(result_rows(summaries, verdict)))
         for line in [*_inert_lines(summaries), *_timing_lines(summaries)]:
             print(line)
@@ -158,24 +159,24 @@ def show_results(chosen: Chosen, request: "RunRequest", *, as_json: bool = False
     return _audit(chosen, sys.stdout)
 
 
-def _inert_lines(summaries: list[dict[str, Any]]) -> list[str]:
+def _inert_lines(summaries: "list[Summary]") -> list[str]:
     """The configs whose rules cannot act on the task, by name and with the reason."""
     return [
-        f"inert: {summary['config']}: {each['rule']}: {each['reason']}"
-        + (f"; taken over from {summary['equal_to']}" if summary["equal_to"] else "")
+        f"inert: {summary.config}: {each.rule}: {each.reason}"
+        + (f"; taken over from {summary.equal_to}" if summary.equal_to else "")
         for summary in summaries
-        for each in summary["inert_rules"]
+        for each in summary.inert_rules
     ]
 
 
-def _timing_lines(summaries: list[dict[str, Any]]) -> list[str]:
+def _timing_lines(summaries: "list[Summary]") -> list[str]:
     """What is to be known about the timings, and of chunks that were timed twice, which one counts."""
     from stepsaver.report.tables import timed_again
 
-    shared = [summary["config"] for summary in summaries if summary["chunks_not_comparable"]]
+    shared = [summary.config for summary in summaries if summary.chunks_not_comparable]
     return [
         *(["timings of concurrent shards on one machine: they enter no speed-up"] if shared else []),
-        *(f"{summary['config']}: {timed_again(each)}" for summary in summaries for each in summary["timed_again"]),
+        *(f"{summary.config}: {timed_again(each)}" for summary in summaries for each in summary.timed_again),
     ]
 
 

@@ -66,7 +66,7 @@ def _states(chosen: Chosen, folder: str) -> dict[str, dict[str, Any]]:
     return {
         each.name: {
             "done": each.summary is not None,
-            "samples": each.summary["samples"] if each.summary else 0,
+            "samples": each.summary.samples if each.summary else 0,
             "source": "artifacts",
         }
         for each in saved.cells
@@ -80,5 +80,5 @@ def _state(folder: Path) -> dict[str, Any]:
 
     cells = stored_with_shards(folder)
     samples = {(record.key.task, record.key.document) for cell in cells for record in cell.all_records}
-    summary = read_summary(folder / SUMMARY) or {}
-    return {"done": bool(cells) and summary.get("run_id") == cells[0].run_id, "samples": len(samples)}
+    summary = read_summary(folder / SUMMARY)
+    return {"done": bool(cells) and summary is not None and summary.run_id == cells[0].run_id, "samples": len(samples)}

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from stepsaver.bench.results.store import exclusive
+    from stepsaver.bench.results.locks import exclusive
     from stepsaver.bench.running.session import open_session
     from stepsaver.bench.tuning.ledger import Ledger
     from stepsaver.bench.tuning.tuning import Tuning, write_experiment

@@ -8,6 +8,7 @@ from stepsaver.engine.plan import Kind, StepPlan
 from stepsaver.engine.rows import NO_ROWS, Rows, first_row
 
 DENOISING: tuple[Kind, ...] = ("full", "sub", "reused", "draft")  # the kinds of denoising steps
+COMPUTED_STEPS: tuple[Kind, ...] = ("full", "sub")  # those of block diffusion that compute rows
 
 
 class SampleStep(NamedTuple):

@@ -7,9 +7,11 @@ from typing import Any
 
 from stepsaver.bench.audit import Finding
 from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.judging.statistics import Interval
 from stepsaver.bench.results.durable import write_beside
-from stepsaver.bench.results.store import read_summary
+from stepsaver.bench.results.store import read_json
 from stepsaver.bench.results.stored_costs import read_row_costs, write_row_costs
+from stepsaver.bench.results.summary import Summary
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.cells import Details, ReportCell, ReportTask
 from stepsaver.report.documents import without_documents
@@ -34,7 +36,8 @@ def save_artifacts(task: ReportTask) -> Path:
     folder = artifacts_folder(task.experiment, task.results) / task.folder
     folder.mkdir(parents=True, exist_ok=True)
     for cell in task.done:
-        content = {**(cell.summary or {}), "details": _rounded(cell.details)}
+        assert cell.summary is not None, "what is done has a summary"
+        content = {**cell.summary.as_json(), "details": _rounded(cell.details)}
         write_beside(folder / f"{cell.name}.json", _line(content))
     if task.row_costs:
         write_row_costs(folder, task.row_costs)
@@ -53,7 +56,7 @@ def _line(content: dict[str, Any]) -> str:
 def read_artifacts(experiment: Experiment, results: Path, folder: str) -> ReportTask | None:
     """The task as it was saved; None if nothing was."""
     place = artifacts_folder(experiment, results) / folder
-    cells = [_read_cell(config, read_summary(place / f"{config.name}.json")) for config in experiment.configs]
+    cells = [_read_cell(config, read_json(place / f"{config.name}.json")) for config in experiment.configs]
     if not any(cell.summary for cell in cells):
         return None
     lines = (place / FINDINGS).read_text(encoding="utf-8").splitlines() if (place / FINDINGS).exists() else []
@@ -71,11 +74,13 @@ def read_artifacts(experiment: Experiment, results: Path, folder: str) -> Report
 
 
 def _read_cell(config: Any, content: dict[str, Any] | None) -> ReportCell:
-    if content is None:
+    details = (content or {}).pop("details", {})
+    summary = Summary.read(content)
+    if summary is None:
         return ReportCell(config, "missing", "not among the artifacts")
-    details = content.pop("details", {})
-    content.setdefault("rate", details.get("median_rate"))  # where artifacts of earlier runs keep it
-    return ReportCell(config, "done", "", content, _details(details))
+    if "rate" not in summary.model_fields_set and details.get("median_rate"):  # where artifacts of earlier runs keep it
+        summary = summary.model_copy(update={"rate": Interval(*details["median_rate"])})
+    return ReportCell(config, "done", "", summary, _details(details))
 
 
 def _details(content: dict[str, Any]) -> Details:

@@ -5,7 +5,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from stepsaver.bench.experiment.folders import logs_folder
 from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.judging.rates import median_rate
 from stepsaver.bench.judging.verdict import Verdict, judge
-from stepsaver.bench.results.store import IDENTITY, SUMMARY, read_cell_files, read_identity, read_summary
+from stepsaver.bench.results.store import IDENTITY, SUMMARY, read_cell_files, read_run, read_scores, read_summary
 from stepsaver.bench.results.stored_costs import CostsBySession, read_row_costs
+from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.results.timing import Timing
 from stepsaver.bench.running.jobs import job_states
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord
@@ -42,10 +44,10 @@ class ReportCell:
     config: ConfigSpec
     state: State
     note: str = ""
-    summary: dict[str, Any] | None = None
+    summary: Summary | None = None
     details: Details = Details()
     records: tuple[RequestRecord, ...] = ()
-    marks: dict[DocumentKey, float] = field(default_factory=dict)  # how right each document's answer is
+    scores: dict[DocumentKey, float] = field(default_factory=dict)  # how right each document's answer is
 
     @property
     def name(self) -> str:
@@ -76,7 +78,7 @@ class ReportTask:
         return [cell for cell in self.cells if cell.summary is not None]
 
     @property
-    def summaries(self) -> list[dict[str, Any]]:
+    def summaries(self) -> list[Summary]:
         return [cell.summary for cell in self.cells if cell.summary is not None]
 
     def by_baseline(self) -> list[tuple[ReportCell | None, list[ReportCell]]]:
@@ -100,7 +102,7 @@ def read_report_task(experiment: Experiment, results: Path, folder: str, documen
     """Reads a task's cells. Nothing that is damaged or not there keeps the rest from being shown."""
     stored = read_evidence(experiment, results, folder)
     by_name = {cell.name: cell for cell in stored.cells}
-    whole = max((cell.summary["samples"] for cell in stored.cells if cell.summary), default=None)
+    whole = max((cell.summary.samples for cell in stored.cells if cell.summary), default=None)
     is_live = _is_locked(results) or _has_jobs(experiment, results)
     cells = []
     for config in experiment.configs:
@@ -111,7 +113,11 @@ def read_report_task(experiment: Experiment, results: Path, folder: str, documen
         elif found.summary is None:
             cells.append(ReportCell(config, state, note, records=found.records))
         else:
-            cells.append(_finished(config, found.summary, found.records, found.timings, documents))
+            cells.append(
+                _finished(
+                    config, results / folder / config.name, found.summary, found.records, found.timings, documents
+                )
+            )
     finished = replace(stored, cells=tuple(cell for cell in stored.cells if cell.summary is not None))
     costs = read_row_costs(results / folder)
     return ReportTask(experiment, results, folder, tuple(cells), _findings(finished), documents, row_costs=costs)
@@ -119,25 +125,26 @@ def read_report_task(experiment: Experiment, results: Path, folder: str, documen
 
 def _finished(
     config: ConfigSpec,
-    summary: dict[str, Any],
+    folder: Path,
+    summary: Summary,
     records: Sequence[RequestRecord],
-    timings: Sequence[dict[str, Any]],
+    timings: Sequence[Timing],
     documents: TaskDocuments,
 ) -> ReportCell:
-    if "rate" not in summary:  # of a run before rates were stored
-        summary = summary | {"rate": median_rate(timings)}
-    marks = documents.marks(records)
-    details = _details(records, timings, documents.by_subject(marks))
-    return ReportCell(config, "done", "", summary, details, tuple(records), marks)
+    if "rate" not in summary.model_fields_set:  # of a run before rates were stored
+        summary = summary.model_copy(update={"rate": median_rate(timings)})
+    scores = {DocumentKey(*key): score for key, score in read_scores(folder, summary.run_id).items()}
+    subjects = documents.by_subject(scores) if documents.fit(records) else {}
+    return ReportCell(config, "done", "", summary, _details(records, timings, subjects), tuple(records), scores)
 
 
 def read_report_cell(config: ConfigSpec, folder: Path, documents: TaskDocuments) -> ReportCell | None:
     """A finished run that stands elsewhere, such as under `previous/`; None if that is not what is there."""
-    stored, summary = read_identity(folder), read_summary(folder / SUMMARY)
-    if stored is None or summary is None or summary.get("run_id") != stored["run_id"]:
+    stored, summary = read_run(folder), read_summary(folder / SUMMARY)
+    if stored is None or summary is None or summary.run_id != stored.run_id:
         return None
-    cell = read_cell_files(folder, stored["run_id"], with_former=True)
-    return _finished(config, summary, cell.all_records, cell.own_timings, documents)
+    cell = read_cell_files(folder, stored.run_id, with_former=True)
+    return _finished(config, folder, summary, cell.all_records, cell.own_timings, documents)
 
 
 def _findings(task: TaskEvidence) -> tuple[Finding, ...]:
@@ -186,15 +193,15 @@ def _has_jobs(experiment: Experiment, results: Path) -> bool:
 
 
 def _details(
-    records: Sequence[RequestRecord], timings: Sequence[dict[str, Any]], subjects: dict[str, tuple[float, int]]
+    records: Sequence[RequestRecord], timings: Sequence[Timing], subjects: dict[str, tuple[float, int]]
 ) -> Details:
-    in_time = sorted(timings, key=lambda each: each["when"])
-    start = in_time[0]["when"] if in_time else 0.0
-    rates = [((each["when"] - start) / 60, each["tokens"] / each["seconds"]) for each in in_time if each["seconds"]]
+    in_time = sorted(timings, key=lambda each: each.when)
+    start = in_time[0].when if in_time else 0.0
+    rates = [((each.when - start) / 60, each.tokens / each.seconds) for each in in_time if each.seconds]
     lengths = _tokens_by_document(records)
     return Details(
         rates=rates,
-        prefill_seconds=sum(each.get("prefill_seconds", 0.0) for each in timings),
+        prefill_seconds=sum(each.prefill_seconds for each in timings),
         tokens=(*map(float, np.percentile(lengths, [0, 25, 50, 75, 100])), float(np.mean(lengths))) if lengths else (),
         subjects=subjects,
     )

@@ -1,11 +1,11 @@
-"""The documents behind stored answers: question, expected answer, subject, and which answers are right.
+"""The documents that stored answers are about: question, expected answer, subject.
 
-Nothing is run: the harness's own filters and metrics mark what is stored. Where a task cannot be had on this machine,
-or its prompts are no longer those that were answered, the answers are shown without questions and marks.
+Where a task cannot be had on this machine, or its prompts are no longer those that were answered, the answers are shown
+without questions.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 from huggingface_hub import try_to_load_from_cache
 
 from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.results.run_document import Identity
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
@@ -47,19 +48,13 @@ class TaskDocuments:
         """Whether these answers were given to the prompts that the task has now."""
         return all(self.digests.get(record.key, record.digest) == record.digest for record in records)
 
-    def marks(self, records: Sequence[RequestRecord]) -> dict[DocumentKey, float]:
-        """How right each document's answer is, from 0 to 1. Empty where that cannot be said."""
-        if self.loaded is None or not records or not self.fit(records):
-            return {}
-        return dict(_marks(self.loaded, records))
-
-    def by_subject(self, marks: dict[DocumentKey, float]) -> dict[str, tuple[float, int]]:
+    def by_subject(self, scores: dict[DocumentKey, float]) -> dict[str, tuple[float, int]]:
         """Right answers and all answers of each subject, where the task has subjects."""
         if not any(document.subject for document in self.documents.values()):
             return {}
         values: dict[str, list[float]] = defaultdict(list)
-        for key, mark in marks.items():
-            values[self.documents[key].subject or "other"].append(mark)
+        for key, score in scores.items():
+            values[self.documents[key].subject or "other"].append(score)
         return {subject: (sum(each), len(each)) for subject, each in sorted(values.items())}
 
 
@@ -94,10 +89,10 @@ def read_documents(
     limit: int | None,
     model: str,
     data_dir: Path | None = None,
-    identity: Mapping[str, Any] | None = None,
+    identity: Identity | None = None,
 ) -> TaskDocuments:
     """`identity` is of the run whose documents they are: its shots, metric and limits, which the file may not say."""
-    spec, ran = experiment.spec, identity or {}
+    spec, ran = experiment.spec, identity.as_json() if identity else {}
     shots = ran.get("num_fewshot")
     task_options = TaskOptions(
         data_dir=data_dir or spec.data_dir,
@@ -146,25 +141,6 @@ def _by_document(member: Any) -> Iterator[tuple[int, list[Any]]]:
         grouped[instance.doc_id].append(instance)
     for document, instances in grouped.items():
         yield document, sorted(instances, key=lambda each: each.idx)
-
-
-def _marks(task: LoadedTask, records: Sequence[RequestRecord]) -> Iterator[tuple[DocumentKey, float]]:
-    """As lm-eval's evaluator does it behind the model: filters over all answers, then the metric of each document."""
-    metric, _, filter_name = task.accuracy.rpartition(",")
-    answers: dict[tuple[str, int, int], list[Any]] = defaultdict(list)
-    for record in records:
-        given = record.text if record.path == "generation" else (record.loglikelihood, bool(record.is_greedy))
-        answers[record.key.task, record.key.document, record.key.request].append(given)
-    for name, member in task.harness["tasks"].items():
-        for instance in member.instances:
-            instance.resps = answers[name, instance.doc_id, instance.idx]
-            instance.filtered_resps = {}
-        if not all(instance.resps for instance in member.instances):
-            continue
-        member.apply_filters()
-        for document, instances in _by_document(member):
-            responses = [each.filtered_resps[filter_name] for each in instances]
-            yield DocumentKey(name, document), float(member.process_results(instances[0].doc, responses)[metric])
 
 
 def answer_texts(records: Sequence[RequestRecord], documents: TaskDocuments) -> dict[DocumentKey, str]:

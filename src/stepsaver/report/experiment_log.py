@@ -1,10 +1,9 @@
 """Entries of the experiment log, after the source's template: task, configuration, results, notes, logs."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from stepsaver.bench.judging.rates import shown_rate
-from stepsaver.bench.judging.verdict import is_control, smaller_speed_up
+from stepsaver.bench.judging.verdict import is_control
+from stepsaver.bench.results.summary import Summary
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.tables import compared_settings
 
@@ -36,8 +35,8 @@ def log_entry(task: ReportTask) -> LogEntry:
     notes = [task.verdict().sentence, *(f"{each.level}: {each.message}." for each in task.findings)]
     notes += [f"{cell.name}: {cell.note}." for cell in task.unfinished]
     return LogEntry(
-        title=f"{first['timestamp'][:10]} - {task.experiment.name}",
-        task=f"{task.folder} ({first['samples']} samples)",
+        title=f"{first.timestamp[:10]} - {task.experiment.name}",
+        task=f"{task.folder} ({first.samples} samples)",
         configuration=tuple(_configuration(task, first)),
         results=tuple(_results(task)),
         notes=" ".join(notes),
@@ -45,7 +44,7 @@ def log_entry(task: ReportTask) -> LogEntry:
     )
 
 
-def _configuration(task: ReportTask, first: dict[str, Any]) -> list[str]:
+def _configuration(task: ReportTask, first: Summary) -> list[str]:
     settings = list(compared_settings(task).values())
     lines = [
         LABELS.get(name, f"{name}: ") + "/".join(dict.fromkeys(each[name] for each in settings))
@@ -54,13 +53,12 @@ def _configuration(task: ReportTask, first: dict[str, Any]) -> list[str]:
     if not lines:
         rules_of = {cell.name: ", ".join(cell.config.rules) or "no reuse" for cell in task.cells}
         lines = ["Rules: " + "; ".join(f"{name}: {rules}" for name, rules in rules_of.items())]
-    identity = first.get("identity", {})
-    decoding = identity.get("decoding", {})
-    caches = [name for name in ("prefix_cache", "block_cache") if decoding.get(name)]
+    identity = first.identity
+    caches = [name for name in ("prefix_cache", "block_cache") if getattr(identity.decoding, name)]
     lines.append(
-        f"Other params: {identity.get('policy', task.experiment.spec.decoding.policy)},"
+        f"Other params: {identity.policy},"
         f" {' and '.join(each.replace('_', ' ') for each in caches) or 'no cache'},"
-        f" batch size {first['eval_params']['batch_size']}, model {task.model}"
+        f" batch size {first.eval_params.batch_size}, model {task.model}"
     )
     return lines
 
@@ -71,14 +69,14 @@ def _results(task: ReportTask) -> list[str]:
     for base, compared in task.by_baseline():
         others = [each.summary for each in compared if each.summary is not None and not is_control(each.summary)]
         if base is not None and base.summary is not None:
-            accuracy.append(f"{base.name} {base.summary['accuracy']:.2%} (baseline)")
+            accuracy.append(f"{base.name} {base.summary.accuracy:.2%} (baseline)")
             rates.append(f"{base.name} {_rate(base.summary):.2f} tokens/s (baseline)")
         if others:
-            best, fastest = max(others, key=lambda each: each["accuracy"]), max(others, key=_rate)
-            up = max(others, key=lambda each: smaller_speed_up(each).value)
-            accuracy.append(f"best of the others: {best['config']} {best['accuracy']:.2%}")
-            rates.append(f"best of the others: {fastest['config']} {_rate(fastest):.2f} tokens/s")
-            ups.append(f"{up['config']} {smaller_speed_up(up).value:.2f}x")
+            best, fastest = max(others, key=lambda each: each.accuracy), max(others, key=_rate)
+            up = max(others, key=lambda each: each.speed_up.smaller.value)
+            accuracy.append(f"best of the others: {best.config} {best.accuracy:.2%}")
+            rates.append(f"best of the others: {fastest.config} {_rate(fastest):.2f} tokens/s")
+            ups.append(f"{up.config} {up.speed_up.smaller.value:.2f}x")
     return [
         f"Accuracy: {'; '.join(accuracy)}",
         f"Throughput: {'; '.join(rates)}",
@@ -86,8 +84,8 @@ def _results(task: ReportTask) -> list[str]:
     ]
 
 
-def _rate(summary: dict[str, Any]) -> float:
-    rate = shown_rate(summary)
+def _rate(summary: Summary) -> float:
+    rate = summary.rate
     return rate.value if rate else 0.0
 
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from stepsaver.bench.experiment.folders import DISCARDED, experiment_names, find_experiment, results_folder
 from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.judging.rates import shown_rate
-from stepsaver.bench.judging.statistics import Interval
-from stepsaver.bench.judging.verdict import is_control, smaller_speed_up
+from stepsaver.bench.judging.verdict import is_control
+from stepsaver.bench.results.summary import Summary
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.blocks import Block, TableEntry, cell, figure, interval, notes, number, tab, table
 from stepsaver.report.cells import ReportCell, ReportTask
@@ -44,7 +43,7 @@ class Overview:
     def by_benchmark(self) -> dict[str, list[ReportTask]]:
         grouped: dict[str, list[ReportTask]] = {}
         for task in self.tasks:
-            grouped.setdefault(task.summaries[0]["task"], []).append(task)
+            grouped.setdefault(task.summaries[0].task, []).append(task)
         return dict(sorted(grouped.items()))
 
 
@@ -142,13 +141,13 @@ def metrics_table(overview: Overview) -> Block:
     rows = []
     for name, tasks in overview.by_benchmark().items():
         cells = [(task, each) for task in tasks for each in task.done]
-        best = max(cells, key=lambda each: _summary_of(each[1])["accuracy"])
+        best = max(cells, key=lambda each: _summary_of(each[1]).accuracy)
         fastest = max(cells, key=lambda each: _rate(each[1]))
         verdicts = ", ".join(f"{task.experiment.name} {task.verdict().outcome}" for task in tasks)
         rows.append(
             [
                 cell(name, name),
-                number(_summary_of(best[1])["accuracy"], ".2f", factor=100, suffix=" %", small=_label(*best)),
+                number(_summary_of(best[1]).accuracy, ".2f", factor=100, suffix=" %", small=_label(*best)),
                 number(_rate(fastest[1]) or None, ".2f", small=_label(*fastest)),
                 cell(_label(*best), _label(*best)),
                 cell(verdicts),
@@ -164,19 +163,19 @@ def trade_off_table(overview: Overview) -> Block:
     for task in overview.tasks:
         for baseline, compared in task.by_baseline():
             others = [each for each in compared if not is_control(_summary_of(each))]
-            best = max(others, key=lambda each: smaller_speed_up(_summary_of(each)).value, default=None)
+            best = max(others, key=lambda each: _summary_of(each).speed_up.smaller.value, default=None)
             rows += [_trade_off(task, each, is_base=each is baseline) for each in (baseline, best) if each is not None]
     columns = ("Configuration", "Experiment", "Benchmark", "Accuracy", "Drop (points)", "Tokens/s", "Speed-up")
     return table("Accuracy against speed", columns, rows, name="trade_offs")
 
 
 def _trade_off(task: ReportTask, each: ReportCell, *, is_base: bool) -> list[TableEntry]:
-    drop, up = Interval(*_summary_of(each)["paired"]["drop_points"]), smaller_speed_up(_summary_of(each))
+    drop, up = _summary_of(each).paired.drop_points, _summary_of(each).speed_up.smaller
     return [
         cell(f"{each.name} ({'baseline' if is_base else 'fastest'})", each.name),
         cell(task.experiment.name, task.experiment.name),
         cell(task.folder, task.folder),
-        number(_summary_of(each)["accuracy"], ".2f", factor=100, suffix=" %"),
+        number(_summary_of(each).accuracy, ".2f", factor=100, suffix=" %"),
         cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
         rate_entry(_summary_of(each), ".2f"),
         number(up.value, ".2f", suffix="×", small="" if is_base else interval(up.low, up.high, ".2f")),
@@ -220,17 +219,17 @@ def _benchmark_rows(task: ReportTask) -> Iterator[list[TableEntry]]:
         if each.summary is None:
             yield [*start, rules, *[cell("")] * 6, cell(each.state, each.state, small=each.note, tone="open")]
             continue
-        up, judged, equal = smaller_speed_up(each.summary), outcomes.get(each.name), each.summary.get("equal_to")
+        up, judged, equal = each.summary.speed_up.smaller, outcomes.get(each.name), each.summary.equal_to
         note = judged.outcome if judged else "baseline"
         yield [
             *start,
             rules,
-            number(each.summary["samples"], ",.0f"),
-            number(each.summary["accuracy"], ".2f", factor=100, suffix=" %"),
+            number(each.summary.samples, ",.0f"),
+            number(each.summary.accuracy, ".2f", factor=100, suffix=" %"),
             rate_entry(each.summary, ".2f"),
             number(up.value, ".2f", suffix="×"),
-            number(each.summary["throughput"]["tokens"], ",.0f"),
-            number(each.summary["throughput"]["decode_seconds"], ".3g", factor=1 / 3600),
+            number(each.summary.throughput.tokens, ",.0f"),
+            number(each.summary.throughput.decode_seconds, ".3g", factor=1 / 3600),
             cell(note, note, small=f"equals {equal}" if equal else ""),
         ]
 
@@ -238,7 +237,7 @@ def _benchmark_rows(task: ReportTask) -> Iterator[list[TableEntry]]:
 def _scatter(tasks: Sequence[ReportTask]) -> dict[str, Any]:
     traces = []
     for place, task in enumerate(tasks):
-        found = [(each, smaller_speed_up(_summary_of(each))) for each in task.done]
+        found = [(each, _summary_of(each).speed_up.smaller) for each in task.done]
         found = [(each, up) for each, up in found if up.value == up.value]
         accuracy = [[100 * share for share in _accuracies(each)] for each, _ in found]
         bars = {"type": "data", "symmetric": False, "thickness": 1, "width": 3}
@@ -269,16 +268,16 @@ def _scatter(tasks: Sequence[ReportTask]) -> dict[str, Any]:
 
 def _accuracies(each: ReportCell) -> list[float]:
     summary = _summary_of(each)
-    return [summary["accuracy"], *summary["accuracy_interval"]]
+    return [summary.accuracy, *summary.accuracy_interval]
 
 
-def _summary_of(each: ReportCell) -> dict[str, Any]:
+def _summary_of(each: ReportCell) -> Summary:
     assert each.summary is not None, "only what is done is compared"
     return each.summary
 
 
 def _rate(each: ReportCell) -> float:
-    rate = shown_rate(_summary_of(each))
+    rate = _summary_of(each).rate
     return rate.value if rate else 0.0
 
 

@@ -4,11 +4,12 @@ TPF counts forwards of one sample, whatever each costs: a step of 32 rows and on
 token therefore stand beside it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import exp
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from stepsaver.bench.results.summary import Summary
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.report.blocks import Block, cell, number, table
@@ -31,16 +32,19 @@ class Parallelism(NamedTuple):
     flops_per_token: float
 
 
-def parallelism_of(summary: Mapping[str, Any]) -> Parallelism | None:
+def parallelism_of(summary: Summary) -> Parallelism | None:
     """None of a task that is scored, and of a config that took no step."""
-    cost, kinds = summary["cost"], summary["cost"]["by_kind"]
-    tokens = summary.get("tokens_before_stop") or summary["throughput"]["tokens"]
-    steps = cost.get("denoising_steps")
-    forwards = sum(each["steps"] for kind, each in kinds.items() if kind not in ("prefill", "reused"))
-    if not tokens or not steps or not forwards or summary.get("tokens_before_stop") == 0:
+    cost = summary.cost
+    tokens = summary.tokens_before_stop or summary.throughput.tokens
+    forwards = sum(each["steps"] for kind, each in cost.by_kind.items() if kind not in ("prefill", "reused"))
+    if not tokens or not cost.denoising_steps or not forwards or summary.tokens_before_stop == 0:
         return None
     return Parallelism(
-        summary["config"], 100 * summary["accuracy"], tokens / steps, tokens / forwards, cost["flops"] / tokens
+        summary.config,
+        100 * summary.accuracy,
+        tokens / cost.denoising_steps,
+        tokens / forwards,
+        cost.flops / tokens,
     )
 
 

@@ -11,7 +11,6 @@ import yaml
 from pydantic import Field
 
 from stepsaver.bench.experiment.conditions import Strict
-from stepsaver.bench.judging.rates import shown_rate
 from stepsaver.report.blocks import Block, cell, notes, number, table
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.tables import markdown_table, or_dash
@@ -87,16 +86,16 @@ class _Row(NamedTuple):
 
 
 def _rows(task: ReportTask, published: PublishedNumbers, benchmark: Benchmark) -> list[_Row]:
-    summaries = {each["config"]: each for each in task.summaries}
+    summaries = {each.config: each for each in task.summaries}
     rows = []
     for name in dict.fromkeys([*summaries, *benchmark.results]):
         ours, theirs = summaries.get(name), benchmark.results.get(name)
-        rate = shown_rate(ours) if ours else None
+        rate = ours.rate if ours else None
         faults = [each.name for each in published.faults if theirs and each.concerns(benchmark.name, name)]
         rows.append(
             _Row(
                 name,
-                ours["accuracy"] if ours else None,
+                ours.accuracy if ours else None,
                 theirs.accuracy if theirs else None,
                 rate.value if rate else None,
                 theirs.tokens_per_s if theirs else None,
@@ -122,8 +121,8 @@ def _caption(task: ReportTask, published: PublishedNumbers, benchmark: Benchmark
     return (
         f"Reported by others, not measured by us: {published.title}; {published.model} on {published.device}; "
         f"{published.settings}; {benchmark.name} by {benchmark.metric}, {benchmark.few_shot}-shot, "
-        f"{benchmark.samples:,} samples. Here: {task.model}, {task.summaries[0]['samples']:,} samples of "
-        f"{task.summaries[0]['task']} by {task.summaries[0]['accuracy_metric']}."
+        f"{benchmark.samples:,} samples. Here: {task.model}, {task.summaries[0].samples:,} samples of "
+        f"{task.summaries[0].task} by {task.summaries[0].accuracy_metric}."
     )
 
 
@@ -140,7 +139,7 @@ def _faults(published: PublishedNumbers, benchmark: Benchmark) -> list[str]:
 
 def published_blocks(task: ReportTask, published: PublishedNumbers) -> list[Block]:
     """The table and its faults for a page; nothing if the task has no published counterpart."""
-    benchmark = published.benchmark_of(task.summaries[0]["task"])
+    benchmark = published.benchmark_of(task.summaries[0].task)
     if benchmark is None:
         return []
     rows = [
@@ -164,7 +163,7 @@ def published_blocks(task: ReportTask, published: PublishedNumbers) -> list[Bloc
 
 def published_markdown(task: ReportTask, published: PublishedNumbers) -> str:
     """The same for `results.md`; empty if the task has no published counterpart."""
-    benchmark = published.benchmark_of(task.summaries[0]["task"])
+    benchmark = published.benchmark_of(task.summaries[0].task)
     if benchmark is None:
         return ""
     rows = [

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.results.store import read_identity
+from stepsaver.bench.results.store import read_run
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask, read_report_task
 from stepsaver.report.documents import read_documents, without_documents
@@ -21,8 +21,8 @@ def read_stored_task(
 ) -> ReportTask | None:
     """None if no config of the task is done."""
     folder = task + (f"_limit_{limit}" if limit is not None else "")
-    stored = [read_identity(results / folder / config.name) for config in experiment.configs]
-    identity = next((each["identity"] for each in stored if each is not None), None)
+    stored = [read_run(results / folder / config.name) for config in experiment.configs]
+    identity = next((each.identity for each in stored if each is not None), None)
     if identity is not None:
         documents = (
             read_documents(experiment, task, limit=limit, model=model, data_dir=data_dir, identity=identity)

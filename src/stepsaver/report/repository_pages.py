@@ -27,7 +27,7 @@ def status_document(overview: Overview) -> str:
             task.model,
             f"{len(task.done)}/{len(task.cells)}",
             task.verdict().outcome,
-            max(each["timestamp"] for each in task.summaries)[:10],
+            max(each.timestamp for each in task.summaries)[:10],
             task.source,
         )
         for task in overview.tasks

@@ -26,7 +26,7 @@ def result_tables(tasks: Sequence[ReportTask], published: PublishedNumbers | Non
     for task in tasks:
         verdict, first = task.verdict(), task.summaries[0]
         parts += [
-            f"### {task.folder} ({first['samples']} samples, {first['accuracy_metric']})",
+            f"### {task.folder} ({first.samples} samples, {first.accuracy_metric})",
             verdict.sentence,
             "#### Complete Results Table",
             markdown_table(complete_rows(task), complete_columns(task)),

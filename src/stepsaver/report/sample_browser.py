@@ -48,7 +48,7 @@ def _side(
     name: str, cell: ReportCell, documents: TaskDocuments, shown: list[DocumentKey]
 ) -> tuple[str, list[str | None], list[float | None]]:
     answers = answer_texts(cell.records, documents)
-    return name, [answers.get(key) for key in shown], [cell.marks.get(key) for key in shown]
+    return name, [answers.get(key) for key in shown], [cell.scores.get(key) for key in shown]
 
 
 def _fits(task: ReportTask) -> bool:

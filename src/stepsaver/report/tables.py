@@ -5,8 +5,8 @@ from dataclasses import fields
 from math import isnan
 from typing import Any
 
-from stepsaver.bench.judging.rates import shown_rate
-from stepsaver.bench.judging.verdict import Verdict, smaller_speed_up
+from stepsaver.bench.judging.verdict import Verdict
+from stepsaver.bench.results.summary import Summary, TimedAgain
 from stepsaver.report.cells import ReportCell, ReportTask
 
 COLUMNS = (
@@ -16,43 +16,43 @@ COLUMNS = (
 HEADINGS = {"k": "Reuse K", "layers": "Layer Subset"}  # what the source's complete results table calls a rule's fields
 
 
-def result_rows(summaries: list[dict[str, Any]], verdict: Verdict) -> list[tuple[str, ...]]:
+def result_rows(summaries: list[Summary], verdict: Verdict) -> list[tuple[str, ...]]:
     """A row per config. `predicted` is by operations, `predicted here` by what rows take on this machine; `left out`
     is the share of its baseline's row-layers that were not computed.
     """
     outcomes = {each.config: each.outcome for each in verdict.configs}
-    whole = {each["config"]: each["cost"]["row_layers"] for each in summaries if each["is_baseline"]}
+    whole = {each.config: each.cost.row_layers for each in summaries if each.is_baseline}
     first = next(iter(whole), None)
     rows = []
     for summary in summaries:
-        baseline = summary.get("baseline", first)  # experiments of earlier versions had one
-        outcome = outcomes.get(summary["config"], "baseline")
-        against = "" if summary["is_baseline"] or baseline == first else f", against {baseline}"
-        rows.append(_row(summary, outcome + against, whole.get(baseline, 0)))
+        baseline = summary.baseline or first  # experiments of earlier versions had one
+        outcome = outcomes.get(summary.config, "baseline")
+        against = "" if summary.is_baseline or baseline == first else f", against {baseline}"
+        rows.append(_row(summary, outcome + against, whole.get(baseline or "", 0)))
     return rows
 
 
-def _row(summary: dict[str, Any], outcome: str, whole: int) -> tuple[str, ...]:
-    low, high = summary["accuracy_interval"]
-    up = smaller_speed_up(summary)
-    drop = summary["paired"]["drop_points"]
+def _row(summary: Summary, outcome: str, whole: float) -> tuple[str, ...]:
+    low, high = summary.accuracy_interval
+    up = summary.speed_up.smaller
+    drop = summary.paired.drop_points
     return (
-        summary["config"],
-        f"{summary['accuracy']:.1%} [{low:.1%}, {high:.1%}]",
+        summary.config,
+        f"{summary.accuracy:.1%} [{low:.1%}, {high:.1%}]",
         f"{drop[0]:+.1f} [{drop[1]:+.1f}, {drop[2]:+.1f}]",
         rate_text(summary, ".0f"),
         "-" if isnan(up.value) else f"{up.value:.2f} [{up.low:.2f}, {up.high:.2f}]",
-        or_dash(summary["predicted_speed_up"], ".2f"),
-        or_dash(summary.get("predicted_here"), ".2f"),
-        or_dash(summary["ceiling"], ".2f"),
-        f"{1 - summary['cost']['row_layers'] / whole:.0%}" if whole else "-",
+        or_dash(summary.predicted_speed_up, ".2f"),
+        or_dash(summary.predicted_here, ".2f"),
+        or_dash(summary.ceiling, ".2f"),
+        f"{1 - summary.cost.row_layers / whole:.0%}" if whole else "-",
         outcome,
     )
 
 
-def rate_text(summary: dict[str, Any], form: str) -> str:
+def rate_text(summary: Summary, form: str) -> str:
     """Tokens per second as the median over chunks, with its interval."""
-    rate = shown_rate(summary)
+    rate = summary.rate
     return "-" if rate is None else f"{rate.value:{form}} [{rate.low:{form}}, {rate.high:{form}}]"
 
 
@@ -98,31 +98,32 @@ def complete_rows(task: ReportTask) -> list[tuple[str, ...]]:
     return [_complete_row(task, cell, outcomes) for cell in task.done]
 
 
-def timed_again(repeat: dict[str, Any]) -> str:
+def timed_again(repeat: TimedAgain) -> str:
     """Which of two timings of a chunk counts."""
-    seconds, before = repeat["seconds"], repeat["seconds_before"]
-    return f"chunk {repeat['chunk']} was timed again: {seconds:.2f} s count, not {before:.2f} s"
+    seconds, before = repeat.seconds, repeat.seconds_before
+    return f"chunk {repeat.chunk} was timed again: {seconds:.2f} s count, not {before:.2f} s"
 
 
 def _complete_row(task: ReportTask, cell: ReportCell, outcomes: dict[str, str]) -> tuple[str, ...]:
-    summary = cell.summary or {}
+    summary = cell.summary
+    assert summary is not None, "what is done has a summary"
     rules = ", ".join([*cell.config.rules, *filter(None, [cell.config.policy])]) or "no reuse"
     what = tuple(compared_settings(task).get(cell.name, {}).values()) or (rules,)
-    notes = ["Baseline"] if summary["is_baseline"] else [outcomes[cell.name]]
-    if summary.get("equal_to"):
-        notes.append(f"equal to {summary['equal_to']}")
+    notes = ["Baseline"] if summary.is_baseline else [outcomes[cell.name]]
+    if summary.equal_to:
+        notes.append(f"equal to {summary.equal_to}")
     notes += [
         f"{finding.level}: {finding.message}"
         for finding in task.findings
         if finding.check == "rates" and finding.message.startswith(f"{cell.name} ")
     ]
-    notes += [timed_again(each) for each in summary.get("timed_again", ())]
+    notes += [timed_again(each) for each in summary.timed_again]
     return (
         cell.name,
         *what,
-        f"{summary['accuracy']:.2%}",
+        f"{summary.accuracy:.2%}",
         rate_text(summary, ".2f"),
-        f"{summary['throughput']['tokens']:,.0f}",
-        f"{summary['throughput']['decode_seconds'] / 3600:.3g}",
+        f"{summary.throughput.tokens:,.0f}",
+        f"{summary.throughput.decode_seconds / 3600:.3g}",
         "; ".join(notes),
     )

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from stepsaver.bench.judging.rates import shown_rate
-from stepsaver.bench.judging.statistics import Interval
-from stepsaver.bench.judging.verdict import smaller_speed_up
+from stepsaver.bench.results.summary import Summary
 from stepsaver.report.blocks import Block, TableEntry, cell, facts, figure, interval, notes, number, table
 from stepsaver.report.cells import ReportCell, ReportTask
 from stepsaver.report.figures import accuracy_speed as first_figure
@@ -60,7 +58,7 @@ def result_table(task: ReportTask) -> Block:
 
 def _remark(task: ReportTask, each: ReportCell) -> str:
     """What has to be known of a config's figures: whose answers they are, and another baseline than the usual one."""
-    equal, baseline = (each.summary or {}).get("equal_to"), task.experiment.baseline_of(each.name)
+    equal, baseline = each.summary.equal_to if each.summary else None, task.experiment.baseline_of(each.name)
     is_usual = baseline in (task.experiment.spec.baseline, each.name)
     return ", ".join(filter(None, [f"equals {equal}" if equal else "", "" if is_usual else f"against {baseline}"]))
 
@@ -69,30 +67,30 @@ def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[Table
     summary = each.summary
     if summary is None:
         return [cell(each.name, each.name), *[cell("") for _ in COLUMNS[2:]], _state(each)]
-    up, drop = smaller_speed_up(summary), Interval(*summary["paired"]["drop_points"])
-    cost = summary["cost"]
-    whole = cost["row_layers"] + cost["row_layers_reused"]
-    is_base, (low, high) = summary["is_baseline"], summary["accuracy_interval"]
+    up, drop = summary.speed_up.smaller, summary.paired.drop_points
+    cost = summary.cost
+    whole = cost.row_layers + cost.row_layers_reused
+    is_base, (low, high) = summary.is_baseline, summary.accuracy_interval
     return [
         cell(each.name, each.name, small=remark),
-        number(summary["accuracy"], ".1f", factor=100, suffix=" %", small=interval(low, high, ".1f", factor=100)),
+        number(summary.accuracy, ".1f", factor=100, suffix=" %", small=interval(low, high, ".1f", factor=100)),
         cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
-        number(summary["throughput"]["tokens"], ",.0f"),
+        number(summary.throughput.tokens, ",.0f"),
         rate_entry(summary, ".0f"),
         cell("1.00×", 1.0) if is_base else number(up.value, ".2f", suffix="×", small=interval(up.low, up.high, ".2f")),
-        number(summary["predicted_speed_up"], ".2f", suffix="×"),
-        number(summary.get("predicted_here"), ".2f", suffix="×"),
-        number(summary["ceiling"], ".2f", suffix="×"),
-        number(cost["forwards"], ",.0f"),
-        number(cost["row_layers"], ",.0f"),
-        number(cost["row_layers_reused"] / whole if whole else None, ".0f", factor=100, suffix=" %"),
+        number(summary.predicted_speed_up, ".2f", suffix="×"),
+        number(summary.predicted_here, ".2f", suffix="×"),
+        number(summary.ceiling, ".2f", suffix="×"),
+        number(cost.forwards, ",.0f"),
+        number(cost.row_layers, ",.0f"),
+        number(cost.row_layers_reused / whole if whole else None, ".0f", factor=100, suffix=" %"),
         cell(outcome, outcome, small=reason, tone=TONES.get(outcome, "")),
     ]
 
 
-def rate_entry(summary: dict[str, Any], form: str) -> TableEntry:
+def rate_entry(summary: Summary, form: str) -> TableEntry:
     """Tokens per second as the median over chunks; a dash where nothing that can be compared was timed."""
-    rate = shown_rate(summary)
+    rate = summary.rate
     return number(None, form) if rate is None else number(rate.value, form, small=interval(rate.low, rate.high, form))
 
 
@@ -135,12 +133,12 @@ def _both(one: Any, two: Any, pick: Any) -> list[float | None]:
     return [None if each is None else pick(each) for each in (one, two)]
 
 
-def _accuracy(summary: dict[str, Any]) -> float:
-    return summary["accuracy"]
+def _accuracy(summary: Summary) -> float:
+    return summary.accuracy
 
 
-def _rate(summary: dict[str, Any]) -> float | None:
-    rate = shown_rate(summary)
+def _rate(summary: Summary) -> float | None:
+    rate = summary.rate
     return rate.value if rate else None
 
 
@@ -158,34 +156,36 @@ def provenance_blocks(task: ReportTask) -> list[Block]:
     if not task.done:
         return []
     first = task.summaries[0]
-    identity, environment, git = first.get("identity", {}), first["environment"], first["git"]
-    commit = f"{git['commit']}{', src/ changed since' if git['dirty'] else ''}" if git["commit"] else "no git here"
+    identity, environment, git = first.identity, first.environment or {}, first.git or {}
+    commit = (
+        f"{git['commit']}{', src/ changed since' if git.get('dirty') else ''}" if git.get("commit") else "no git here"
+    )
     items = [
         ("model", _model(task, first)),
-        ("code", f"hash {identity.get('source', '?')}, commit {commit}"),
-        ("device", f"{first['gpu_info'] or identity.get('device', '?')}, {environment['machine']}"),
-        ("machine", _listed(first.get("machine") or {}) or "not recorded"),
+        ("code", f"hash {identity.source or '?'}, commit {commit}"),
+        ("device", f"{first.gpu_info or identity.device or '?'}, {environment.get('machine', '?')}"),
+        ("machine", _listed(first.machine or {}) or "not recorded"),
         ("versions", ", ".join(f"{name} {value}" for name, value in environment.items() if name != "machine")),
-        ("decoding", _listed(identity.get("decoding", {}))),
-        ("policy", str(identity.get("policy", "?"))),
+        ("decoding", _listed(identity.decoding.as_json())),
+        ("policy", identity.policy),
         (
             "evaluation",
-            _listed(first["eval_params"] | {"metric": first["accuracy_metric"], "samples": first["samples"]}),
+            _listed(first.eval_params.as_json() | {"metric": first.accuracy_metric, "samples": first.samples}),
         ),
-        ("estimator of log-likelihoods", str(identity.get("estimator", "?"))),
-        ("peak memory", f"{first['peak_memory_bytes'] / 2**20:,.0f} MiB"),
+        ("estimator of log-likelihoods", identity.estimator or "?"),
+        ("peak memory", f"{first.peak_memory_bytes / 2**20:,.0f} MiB"),
         (
             "loading, warm-up",
-            "{loading_seconds:.1f} s, {warm_up_seconds:.1f} s, not counted".format(**first["throughput"]),
+            f"{first.throughput.loading_seconds:.1f} s, {first.throughput.warm_up_seconds:.1f} s, not counted",
         ),
     ]
     rows = [
         [
-            cell(each["config"], each["config"]),
-            cell(", ".join(each.get("identity", {}).get("rules", ())) or "no reuse"),
-            cell(str(each.get("identity", {}).get("policy", "?"))),
-            cell(each["run_id"], each["run_id"]),
-            cell(each["timestamp"], each["timestamp"]),
+            cell(each.config, each.config),
+            cell(", ".join(each.identity.rules) or "no reuse"),
+            cell(each.identity.policy),
+            cell(each.run_id, each.run_id),
+            cell(each.timestamp, each.timestamp),
         ]
         for each in task.summaries
     ]
@@ -193,10 +193,10 @@ def provenance_blocks(task: ReportTask) -> list[Block]:
     return [facts("Where this comes from", items, name="provenance"), table("Runs", columns, rows, name="runs")]
 
 
-def _model(task: ReportTask, summary: dict[str, Any]) -> str:
-    arguments, identity = summary["model_args"], summary.get("identity", {})
-    revision = f", revision {arguments['revision']}" if arguments.get("revision") else ""
-    return f"{task.model}{revision}, {arguments['dtype']}, hash {identity.get('model', '?')}"
+def _model(task: ReportTask, summary: Summary) -> str:
+    arguments, identity = summary.model_args, summary.identity
+    revision = f", revision {arguments.revision}" if arguments.revision else ""
+    return f"{task.model}{revision}, {arguments.dtype}, hash {identity.model or '?'}"
 
 
 def _listed(values: dict[str, Any]) -> str:

@@ -7,19 +7,12 @@ from typing import Any, Literal
 
 from stepsaver.bench.experiment.configs import OWN_DECODING, ConfigSpec
 from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.results.chain import document_holds, is_unsealed
+from stepsaver.bench.results.chain import document_holds
 from stepsaver.bench.results.identity import run_id
-from stepsaver.bench.results.store import (
-    IDENTITY,
-    SAMPLES,
-    SUMMARY,
-    TRACE,
-    read_cell_files,
-    read_identity,
-    read_summary,
-)
-from stepsaver.bench.results.stored_files import Timing
-from stepsaver.bench.results.stored_types import is_run
+from stepsaver.bench.results.run_document import Identity, Provenance, RunDocument
+from stepsaver.bench.results.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell_files, read_run, read_summary
+from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.results.timing import Timing
 from stepsaver.engine import registry
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.prediction import PREDICTIONS
@@ -45,14 +38,14 @@ class CellEvidence:
     """A config's stored results, as far as they hold."""
 
     config: ConfigSpec
-    identity: dict[str, Any]
+    identity: Identity
     git: dict[str, Any]  # where the run began
     given: dict[str, Any]  # what the command line changed of the experiment's file
     records: tuple[RequestRecord, ...]
     timings: tuple[Timing, ...]  # one per stored chunk
     counting: tuple[Timing, ...]  # all that a speed-up may be made of
     faults: tuple[str, ...]  # what in the files does not hold
-    summary: dict[str, Any] | None
+    summary: Summary | None
 
     @property
     def name(self) -> str:
@@ -66,10 +59,11 @@ class CellEvidence:
     def acting(self) -> tuple[Rule, ...]:
         """The rules that can act at all in blocks of this size."""
         rules = self.config.parsed_rules()
-        decoding = self.identity["decoding"]
-        prediction = PREDICTIONS[decoding.get("predicts", "next")]  # runs before there were others do not say it
-        block_size = decoding["block_size"]
-        return acting_rules(rules, inert_rules(rules, _LONG_REQUEST, block_size=block_size, prediction=prediction))
+        decoding = self.identity.decoding
+        inert = inert_rules(
+            rules, _LONG_REQUEST, block_size=decoding.block_size, prediction=PREDICTIONS[decoding.predicts]
+        )
+        return acting_rules(rules, inert)
 
     @property
     def deciding(self) -> tuple[Rule, ...]:
@@ -81,11 +75,11 @@ class CellEvidence:
 
     def is_decoded_as(self, other: "CellEvidence") -> bool:
         """With the same caches, and the same forwards joined: that gives the same answers at another rate."""
-        return self.identity["decoding"] == other.identity["decoding"]
+        return self.identity.decoding == other.identity.decoding
 
     def may_leave_out_the_same(self, other: "CellEvidence") -> bool:
         """By their ceilings: rules that find nothing to act on here, or the same things, are no fault."""
-        ours, theirs = ((cell.summary or {}).get("ceiling") for cell in (self, other))
+        ours, theirs = (cell.summary.ceiling if cell.summary else None for cell in (self, other))
         return ours is not None and theirs is not None and abs(ours - theirs) < 1e-9
 
 
@@ -106,7 +100,7 @@ class TaskEvidence:
     @property
     def computed(self) -> tuple[CellEvidence, ...]:
         """The cells that were run: not those that took over the answers of an equal one."""
-        return tuple(cell for cell in self.cells if not (cell.summary or {}).get("equal_to"))
+        return tuple(cell for cell in self.cells if not (cell.summary and cell.summary.equal_to))
 
     def others(self) -> Iterator[tuple[CellEvidence, CellEvidence]]:
         """Every computed cell with its baseline, where that is another one."""
@@ -133,25 +127,25 @@ def read_evidence(experiment: Experiment, results: Path, cell_folder: str) -> Ta
     cells, unidentified = [], []
     for config in experiment.configs:
         folder = results / cell_folder / config.name
-        stored = read_identity(folder)
-        if stored is not None and is_run(stored):
+        stored = read_run(folder)
+        if stored is not None:
             cells.append(_read_cell(config, folder, stored))
         elif any((folder / name).exists() for name in (SAMPLES, TRACE, SUMMARY)):
             unidentified.append(config.name)
     return TaskEvidence(experiment, cell_folder, tuple(cells), tuple(unidentified))
 
 
-def _read_cell(config: ConfigSpec, folder: Path, stored: dict[str, Any]) -> CellEvidence:
-    cell = read_cell_files(folder, stored["run_id"], with_former=True)
+def _read_cell(config: ConfigSpec, folder: Path, stored: RunDocument) -> CellEvidence:
+    cell = read_cell_files(folder, stored.run_id, with_former=True)
     summary = read_summary(folder / SUMMARY)
-    if summary is not None and summary.get("run_id") != stored["run_id"]:
+    if summary is not None and summary.run_id != stored.run_id:
         summary = None  # of another run: never read
-    provenance = stored.get("provenance") or {}
+    provenance = stored.provenance or Provenance()
     return CellEvidence(
         config,
-        identity=stored["identity"],
-        git=provenance.get("git") or {},
-        given=provenance.get("given") or {},
+        identity=stored.identity,
+        git=provenance.git or {},
+        given=provenance.given or {},
         records=tuple(cell.all_records),
         timings=tuple(cell.own_timings),
         counting=tuple(cell.counting_timings),
@@ -160,11 +154,11 @@ def _read_cell(config: ConfigSpec, folder: Path, stored: dict[str, Any]) -> Cell
     )
 
 
-def _identity_faults(stored: dict[str, Any]) -> list[str]:
-    if is_unsealed(stored):
+def _identity_faults(stored: RunDocument) -> list[str]:
+    if stored.sum is None:
         return [f"{IDENTITY} is of the former format: it has no checksum"]
-    if not document_holds(stored):
+    if not document_holds(stored.as_json()):
         return [f"{IDENTITY} was changed"]
-    if run_id(stored["identity"]) != stored["run_id"]:
+    if run_id(stored.identity) != stored.run_id:
         return [f"{IDENTITY} has the id of another run than its identity is of"]
     return []

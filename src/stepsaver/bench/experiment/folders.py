@@ -3,11 +3,11 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 from stepsaver.bench.experiment.reading import FILE, read_experiment
 from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.results.store import SUMMARY, read_summary
+from stepsaver.bench.results.summary import Summary
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.models.config import read_config
 from stepsaver.evaluation.model_source import resolve_model
@@ -57,7 +57,7 @@ def logs_folder(experiment: Experiment) -> Path:
     return experiment.folder.resolve() / "logs"
 
 
-def read_summaries(experiment: Experiment, results: Path, cell_folder: str) -> dict[str, dict[str, Any]]:
+def read_summaries(experiment: Experiment, results: Path, cell_folder: str) -> dict[str, Summary]:
     """The summaries of a task by config, in the experiment's order; configs without one are missing."""
     found = {config.name: read_summary(results / cell_folder / config.name / SUMMARY) for config in experiment.configs}
     return {name: summary for name, summary in found.items() if summary is not None}

@@ -7,11 +7,13 @@ measured or made from a data sheet, say of its rows.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, cast, get_args
 
 import numpy as np
 
 from stepsaver.bench.results.store import read_cell_files
+from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.results.timing import Kinds
 from stepsaver.bench.running.step_counts import FIELDS, StepCounts, merge_counts
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.plan import Kind
@@ -64,23 +66,23 @@ class CountedRun:
         return self._taken / self.sample_forwards if self.sample_forwards else 1.0
 
 
-def read_counted_run(summary: dict[str, Any], folder: Path) -> CountedRun:
+def read_counted_run(summary: Summary, folder: Path) -> CountedRun:
     """Of a config, from its summary; older ones leave the steps to the trace beside them, and to averages by kind."""
-    counts = summary.get("steps")
+    counts: StepCounts | None = summary.steps
     if counts is None:
-        timings = read_cell_files(folder, summary["run_id"]).own_timings if folder.is_dir() else []
+        timings = read_cell_files(folder, summary.run_id).own_timings if folder.is_dir() else []
         try:
-            counts = merge_counts(each["steps"] for each in timings)
-        except (KeyError, TypeError, ValueError):
+            counts = merge_counts(each.steps for each in timings)
+        except (IndexError, TypeError, ValueError):
             raise UsageError(f"{folder}: the counted steps of its trace cannot be read") from None
-    layers = summary["identity"]["layers"]
+    layers = summary.identity.layers
     return CountedRun(
-        tokens=summary["throughput"]["tokens"],
-        forwards=summary["cost"]["forwards"],
-        sample_forwards=summary.get("sample_forwards"),
+        tokens=round(summary.throughput.tokens),
+        forwards=round(summary.cost.forwards),
+        sample_forwards=summary.sample_forwards,
         layers=layers,
-        steps=_steps(counts) if counts else _average_steps(summary["cost"]["by_kind"], layers),
-        planning_seconds=summary.get("planning_seconds"),
+        steps=_steps(counts) if counts else _average_steps(summary.cost.by_kind, layers),
+        planning_seconds=summary.planning_seconds,
     )
 
 
@@ -97,7 +99,7 @@ def _steps(counts: StepCounts) -> tuple[CountedStep, ...]:
     return tuple(found)
 
 
-def _average_steps(by_kind: dict[Kind, dict[str, float]], layers: int) -> tuple[CountedStep, ...]:
+def _average_steps(by_kind: Kinds, layers: int) -> tuple[CountedStep, ...]:
     """A step of each kind with the mean of its rows. After the last layer only the rows that are read go on."""
     found = []
     for kind, figures in by_kind.items():
@@ -109,7 +111,7 @@ def _average_steps(by_kind: dict[Kind, dict[str, float]], layers: int) -> tuple[
         values |= dict.fromkeys(("step", "step_in_sub_block", "revealed", "attention_reused", "mlp_reused"), 0)
         step = SampleStep(
             sample=0,
-            kind=kind,
+            kind=cast(Kind, kind),
             rows=rows,
             first_row=None,
             context=USUAL_CONTEXT + rows,

@@ -6,17 +6,17 @@ the whole run is kept beside it: where the two disagree, something was wrong wit
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepsaver.bench.judging.statistics import Interval, median_interval
-from stepsaver.bench.results.stored_files import Timing
+from stepsaver.bench.results.timing import Timing
 
 SLOW = 0.5  # of a config's own median rate
 
 
 def chunk_rate(timing: Timing) -> float | None:
     """None of a chunk that took no time or shared its machine: it enters no figure."""
-    return timing["tokens"] / timing["seconds"] if timing["seconds"] and timing["comparable"] else None
+    return timing.tokens / timing.seconds if timing.seconds and timing.comparable else None
 
 
 def chunk_rates(timings: Sequence[Timing]) -> list[float]:
@@ -26,11 +26,6 @@ def chunk_rates(timings: Sequence[Timing]) -> list[float]:
 def median_rate(timings: Sequence[Timing]) -> Interval | None:
     rates = chunk_rates(timings)
     return median_interval(rates) if rates else None
-
-
-def shown_rate(summary: Mapping[str, Any]) -> Interval | None:
-    """The rate of a summary; none if none of its chunks was timed so that it can be compared."""
-    return Interval(*summary["rate"]) if summary.get("rate") else None
 
 
 class Slow(NamedTuple):
@@ -50,8 +45,7 @@ def slow_chunks(timings: Mapping[str, Sequence[Timing]]) -> list[Slow]:
         for timing in mine:
             rate = chunk_rate(timing)
             if rate is not None:
-                key = (timing["session"], timing["chunk"])
-                at.setdefault(key, {})[config] = rate < SLOW * median(rates)
+                at.setdefault((timing.session, timing.chunk), {})[config] = rate < SLOW * median(rates)
     return [
         Slow(config, chunk, session, is_disturbed=not all(slow.values()))
         for config in timings

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepsaver.bench.judging.statistics import Interval
-from stepsaver.bench.judging.verdict import is_control, smaller_speed_up
-from stepsaver.bench.results.store import read_json
+from stepsaver.bench.judging.verdict import is_control
+from stepsaver.bench.results.store import read_summary
+from stepsaver.bench.results.summary import Summary
 
 MOST_POINTS = 5.0  # the source's bound: what costs more accuracy is no gain
 
@@ -40,31 +41,31 @@ def stored_figures(experiments: Path) -> list[RuleFigure]:
 
 
 def _figures_in(folder: Path) -> Iterator[RuleFigure]:
-    contents = (read_json(path) for path in sorted(folder.glob("*.json")))
-    summaries = {each["config"]: each for each in contents if each is not None}
-    first = next((name for name, each in summaries.items() if each["is_baseline"]), None)
+    found = (read_summary(path) for path in sorted(folder.glob("*.json")))
+    summaries = {each.config: each for each in found if each is not None}
+    first = next((name for name, each in summaries.items() if each.is_baseline), None)
     for name, summary in summaries.items():
-        baseline = summaries.get(summary.get("baseline", first))
-        if summary["is_baseline"] or baseline is None or not _shows_a_rule(summary):
+        baseline = summaries.get(summary.baseline or first or "")
+        if summary.is_baseline or baseline is None or not _shows_a_rule(summary):
             continue
-        if summary["eval_params"]["policy"] != baseline["eval_params"]["policy"]:
+        if summary.eval_params.policy != baseline.eval_params.policy:
             continue  # what the policy is worth must not be counted for a rule
         yield RuleFigure(
             folder.parents[1].name,
             name,
-            summary["task"],
-            summary["samples"],
-            summary["eval_params"]["batch_size"],
-            tuple(summary["eval_params"]["rules"]),
-            smaller_speed_up(summary),
-            Interval(*summary["paired"]["drop_points"]),
+            summary.task,
+            summary.samples,
+            summary.eval_params.batch_size,
+            tuple(summary.eval_params.rules),
+            summary.speed_up.smaller,
+            summary.paired.drop_points,
         )
 
 
-def _shows_a_rule(summary: dict[str, Any]) -> bool:
+def _shows_a_rule(summary: Summary) -> bool:
     """Whether rules acted in it, and were timed beside a baseline."""
-    acted = summary["eval_params"]["rules"] and not summary["equal_to"] and not is_control(summary)
-    return bool(acted) and summary["speed_up_chunks"] > 0
+    acted = summary.eval_params.rules and not summary.equal_to and not is_control(summary)
+    return bool(acted) and summary.speed_up_chunks > 0
 
 
 def figures_of(rule: str, figures: Sequence[RuleFigure]) -> list[RuleFigure]:

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, isnan
-from typing import Any, Literal
+from typing import Literal
 
 from stepsaver.bench.experiment.conditions import Condition, Success
 from stepsaver.bench.judging.statistics import Interval, holm
+from stepsaver.bench.results.summary import Summary
 
 Outcome = Literal["confirmed", "rejected", "undecided"]
 Control = Literal["control"]  # does exactly the baseline's work: nothing to confirm or to reject
@@ -30,14 +31,14 @@ class Verdict:
     configs: tuple[ConfigVerdict, ...]
 
 
-def judge(summaries: list[dict[str, Any]], success_of: Callable[[str], Success]) -> Verdict:
+def judge(summaries: list[Summary], success_of: Callable[[str], Success]) -> Verdict:
     """Confirmed against a baseline if any config is (after Holm's correction), rejected if all are, else undecided.
 
     Controls aside. With several baselines the hypothesis is about all of them: it holds if it does against each.
     """
-    others = [each for each in summaries if not each["is_baseline"]]
-    standing = holm({each["config"]: each["confirmation_p"] for each in others if not is_control(each)})
-    judged = [_judge_one(each, success_of(each["config"]), stands=each["config"] in standing) for each in others]
+    others = [each for each in summaries if not each.is_baseline]
+    standing = holm({each.config: each.confirmation_p for each in others if not is_control(each)})
+    judged = [_judge_one(each, success_of(each.config), stands=each.config in standing) for each in others]
     if not judged:
         return Verdict("undecided", "Undecided: no config beside the baseline has results.", ())
     baselines = dict.fromkeys(each.baseline for each in judged)
@@ -70,34 +71,34 @@ def _judge_against(judged: list[ConfigVerdict]) -> Verdict:
     return Verdict("undecided", f"Undecided: {nearest.config}: {nearest.reason} ({figures(nearest)}).", everything)
 
 
-def is_control(summary: dict[str, Any]) -> bool:
-    """Whether it does the baseline's work, by operations executed and by what its rules may leave out: k = 1.
+def is_control(summary: Summary) -> bool:
+    """Whether it does the baseline's work and nothing else, such as k = 1: whatever its timings say is noise.
 
-    Whatever its timings say is noise.
+    That is: the operations executed are the same, so is what its rules may leave out, and so are the answers; and it
+    differs from the baseline in its rules alone. Summaries of earlier versions know the answers' scores only.
     """
-    values = (summary.get("predicted_speed_up"), summary.get("ceiling"))
-    return all(value is not None and abs(value - 1) < 1e-9 for value in values)
+    figures = (summary.predicted_speed_up, summary.ceiling)
+    is_same_work = all(value is not None and abs(value - 1) < 1e-9 for value in figures)
+    lost_or_won = summary.paired.lost + summary.paired.won
+    is_same_text = not (lost_or_won if summary.different_answers is None else summary.different_answers)
+    return is_same_work and is_same_text and set(summary.unlike_baseline or ()) <= {"rules", "plugins"}
 
 
-def smaller_speed_up(summary: dict[str, Any]) -> Interval:
-    return min((Interval(*each) for each in summary["speed_up"].values()), key=lambda each: each.value)
-
-
-def _judge_one(summary: dict[str, Any], success: Success, *, stands: bool) -> ConfigVerdict:
-    up, drop = smaller_speed_up(summary), Interval(*summary["paired"]["drop_points"])
+def _judge_one(summary: Summary, success: Success, *, stands: bool) -> ConfigVerdict:
+    up, drop = summary.speed_up.smaller, summary.paired.drop_points
     outcome, reason = _outcome(up, drop, summary, success)
     if outcome == "confirmed" and not stands:
         outcome, reason = "undecided", "both bounds hold on the intervals, but not after correcting for all configs"
-    return ConfigVerdict(summary["config"], outcome, reason, up, drop, summary.get("baseline"))
+    return ConfigVerdict(summary.config, outcome, reason, up, drop, summary.baseline)
 
 
-def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Success) -> tuple[Outcome | Control, str]:
+def _outcome(up: Interval, drop: Interval, summary: Summary, success: Success) -> tuple[Outcome | Control, str]:
     if is_control(summary):
         return "control", "it does exactly the baseline's work"
     if isnan(up.value):
         return "undecided", _why_no_speed_up(summary)
-    if summary["speed_up_chunks"] < LEAST_CHUNKS:
-        return "undecided", f"only {summary['speed_up_chunks']} of at least {LEAST_CHUNKS} chunks are timed"
+    if summary.speed_up_chunks < LEAST_CHUNKS:
+        return "undecided", f"only {summary.speed_up_chunks} of at least {LEAST_CHUNKS} chunks are timed"
     wanted, unwanted = success.confirm_if, success.reject_if
     if surely(up, wanted.speed_up) and surely(drop, wanted.drop_points):
         if wanted.speed_up.is_measured or wanted.drop_points.is_measured:
@@ -114,8 +115,8 @@ def _outcome(up: Interval, drop: Interval, summary: dict[str, Any], success: Suc
     return "undecided", _what_would_decide(up, drop, summary, success)
 
 
-def _why_no_speed_up(summary: dict[str, Any]) -> str:
-    if summary.get("chunks_not_comparable"):
+def _why_no_speed_up(summary: Summary) -> str:
+    if summary.chunks_not_comparable:
         return "its chunks were timed by shards that shared a machine, which gives no speed-up"
     return "no chunk was timed beside the baseline in one session"
 
@@ -139,7 +140,7 @@ def _surely_not(interval: Interval, condition: Condition) -> bool:
     return interval.high <= condition.bound if condition.sign == ">" else interval.low >= condition.bound
 
 
-def _what_would_decide(up: Interval, drop: Interval, summary: dict[str, Any], success: Success) -> str:
+def _what_would_decide(up: Interval, drop: Interval, summary: Summary, success: Success) -> str:
     """Intervals shrink with the root of the number of samples: how many more until neither holds its bound."""
     factor = 1.0
     for interval, condition in ((up, success.confirm_if.speed_up), (drop, success.confirm_if.drop_points)):
@@ -150,7 +151,7 @@ def _what_would_decide(up: Interval, drop: Interval, summary: dict[str, Any], su
         if distance == 0:
             return f"a value lies on its bound {condition}, where no number of samples decides"
         factor = max(factor, (width / distance) ** 2)
-    return f"about {ceil((factor - 1) * summary['samples'])} more samples would decide it"
+    return f"about {ceil((factor - 1) * summary.samples)} more samples would decide it"
 
 
 def figures(each: ConfigVerdict) -> str:

@@ -5,7 +5,7 @@ import inspect
 import json
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import stepsaver
+from stepsaver.bench.results.run_document import Identity
 
 PACKAGE = Path(stepsaver.__file__).parent
 NUMERIC_PACKAGES = ("torch", "numpy", "lm_eval", "tokenizers", "datasets")
@@ -73,14 +74,14 @@ def environment() -> dict[str, Any]:
     }
 
 
-def run_id(parts: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+def run_id(identity: Identity) -> str:
+    return hashlib.sha256(json.dumps(identity.as_json(), sort_keys=True).encode()).hexdigest()[:12]
 
 
-def differing_parts(stored: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
-    """What makes a stored run another one than that of these parts."""
-    plain = json.loads(json.dumps(parts, default=str))
-    return [name for name in plain.keys() | stored.keys() if stored.get(name) != plain.get(name)]
+def differing_parts(one: Identity, other: Identity) -> list[str]:
+    """What makes two runs different ones."""
+    ours, theirs = (json.loads(json.dumps(each.as_json())) for each in (one, other))
+    return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
 
 
 def git_state() -> dict[str, Any]:

@@ -6,27 +6,35 @@ and every line holds by its checksum (`chain.py`): nothing is ever read from a r
 is set aside, said, and run again.
 """
 
-import fcntl
 import json
-import os
-import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepsaver.bench.results.chain import document_holds, first_line, is_unsealed, last_sum, reseal, seal, seal_document
 from stepsaver.bench.results.durable import append_synced, cannot_write, write_beside
 from stepsaver.bench.results.identity import differing_parts
-from stepsaver.bench.results.stored_files import StoredFile, Timing, faults, read_chunks, read_file, read_timings
-from stepsaver.bench.results.stored_types import is_summary
+from stepsaver.bench.results.run_document import Identity, Provenance, RunDocument
+from stepsaver.bench.results.stored import Stored
+from stepsaver.bench.results.stored_files import StoredFile, faults, read_chunks, read_file, read_timings
+from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.results.timing import Timing
 from stepsaver.engine.errors import UsageError
+from stepsaver.evaluation.evaluate import DocumentScore
 from stepsaver.evaluation.records import RequestRecord, record_to_json
 
-SAMPLES, TRACE, SUMMARY, IDENTITY = "samples.jsonl", "trace.jsonl", "summary.json", "run.json"
+SAMPLES, TRACE, SCORES, SUMMARY, IDENTITY = "samples.jsonl", "trace.jsonl", "scores.jsonl", "summary.json", "run.json"
 DAMAGED, OTHER_RUN = "damaged", "other-run"  # how the name of a file goes on that was set aside
+
+
+class StoredScore(Stored):
+    """A line of `scores.jsonl`: how right the answer to a document is, by the metric that counts."""
+
+    task: str
+    document: int
+    value: float
 
 
 @dataclass
@@ -42,20 +50,20 @@ class CellFiles:
     faults: list[str] = field(default_factory=list)  # what does not hold, or is not of this run
     notes: list[str] = field(default_factory=list)  # what was done about it
     ends: dict[str, str] = field(default_factory=dict)  # by file, the checksum of its last line
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # of the run's beginning
+    provenance: Provenance = field(default_factory=Provenance)  # of the run's beginning
 
-    def append_chunk(self, chunk: int, records: Sequence[RequestRecord], timing: Mapping[str, Any]) -> None:
+    def append_chunk(self, chunk: int, records: Sequence[RequestRecord], timing: Timing) -> None:
         """Stores a finished chunk: all of its samples or none. The timing goes first, so that none is without it."""
         self.append_timing(timing)
-        closing = {"chunk_end": chunk, "records": len(records), "session": timing["session"]}
+        closing = {"chunk_end": chunk, "records": len(records), "session": timing.session}
         self._append(SAMPLES, [*({"chunk": chunk, **record_to_json(record)} for record in records), closing])
         self.records[chunk] = list(records)
-        self.sessions[chunk] = timing["session"]
+        self.sessions[chunk] = timing.session
 
-    def append_timing(self, timing: Mapping[str, Any]) -> None:
+    def append_timing(self, timing: Timing) -> None:
         """Stores what a chunk took; alone if its samples are there, as of a baseline timed beside another config."""
-        self._append(TRACE, [timing])
-        self.timings.append(dict(timing))
+        self._append(TRACE, [timing.as_json()])
+        self.timings.append(timing)
 
     def _append(self, name: str, contents: Sequence[Mapping[str, Any]]) -> None:
         first = first_line(name, self.run_id)
@@ -64,9 +72,16 @@ class CellFiles:
         append_synced(self.folder / name, content)
         self.ends[name] = end
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Summary) -> None:
         """With where the files ended that it was made of: what is cut off from them later is missed."""
-        _write_document(self.folder / SUMMARY, {**summary, "made_of": self.ends})
+        _write_document(self.folder / SUMMARY, summary.model_copy(update={"made_of": self.ends}))
+
+    def write_scores(self, scores: Iterable[DocumentScore]) -> None:
+        """How right each document's answer is, in place of what was there before."""
+        first = first_line(SCORES, self.run_id)
+        content, end = seal([first, *(StoredScore(**asdict(each)).as_json() for each in scores)], first)
+        write_beside(self.folder / SCORES, content)
+        self.ends[SCORES] = end
 
     @property
     def all_records(self) -> list[RequestRecord]:
@@ -75,71 +90,69 @@ class CellFiles:
     @property
     def repeats(self) -> dict[tuple[int, str], Timing]:
         """Timings that count instead of others, by the chunk and session of those."""
-        return {(each["chunk"], each["instead_of"]): each for each in self.timings if each.get("instead_of")}
+        return {(each.chunk, each.instead_of): each for each in self.timings if each.instead_of}
 
     @property
     def counting_timings(self) -> list[Timing]:
         """All that were taken, but for those that another one counts instead of."""
         repeated = self.repeats
-        return [each for each in self.timings if (each["chunk"], each["session"]) not in repeated]
+        return [each for each in self.timings if each.key not in repeated]
 
     @property
     def own_timings(self) -> list[Timing]:
         """One timing per stored chunk: of the session that its samples come from, or what counts instead of it."""
-        by_run, repeated = {(each["chunk"], each["session"]): each for each in self.timings}, self.repeats
+        by_run, repeated = {each.key: each for each in self.timings}, self.repeats
         found = []
         for chunk in sorted(self.sessions):
             timing = by_run[chunk, self.sessions[chunk]]
-            while (key := (chunk, timing["session"])) in repeated:
-                timing = repeated.pop(key)
+            while timing.key in repeated:
+                timing = repeated.pop(timing.key)
             found.append(timing)
         return found
 
 
 def open_cell_files(
     folder: Path,
-    identity: Mapping[str, Any],
+    identity: Identity,
     run_id: str,
     *,
     force: bool = False,
     label: str = "",
-    provenance: Mapping[str, Any] | None = None,
+    provenance: Provenance | None = None,
 ) -> CellFiles:
     """The cell for a run. Results of another run, or all of them with `force`, move to `previous/<run id>`.
 
     `label` names the run that opens it: of its processes only the first may set anything aside. `provenance` is kept
     from the moment the run begins.
     """
-    stored = read_identity(folder)
-    is_ours = stored is not None and bool(label) and stored.get("opened_by") == label
-    if stored is not None and stored["run_id"] != run_id and is_ours:
-        parts = ", ".join(differing_parts(stored["identity"], identity))
+    stored = read_run(folder)
+    is_ours = stored is not None and bool(label) and stored.opened_by == label
+    if stored is not None and stored.run_id != run_id and is_ours:
+        parts = ", ".join(differing_parts(stored.identity, identity))
         raise UsageError(f"the shards of one run differ in {parts}: {folder}")
     notes = []
-    is_former = stored is not None and is_unsealed(stored)
-    if is_former or (force and not is_ours) or (stored is not None and stored["run_id"] != run_id):
+    is_former = stored is not None and stored.sum is None
+    if is_former or (force and not is_ours) or (stored is not None and stored.run_id != run_id):
         notes = _set_folder_aside(folder, stored, is_former=is_former)
         stored = None
     folder.mkdir(parents=True, exist_ok=True)
-    if stored is None or not document_holds(stored):
+    if stored is None or not document_holds(stored.as_json()):
         if (folder / IDENTITY).exists():
             aside = _set_aside(folder / IDENTITY, DAMAGED)
             notes.append(f"{IDENTITY} was damaged or changed; it is set aside as {aside}")
         elif any((folder / name).exists() for name in (SAMPLES, TRACE)):
             notes.append(f"{IDENTITY} was missing in {folder}; what its files say decides whether they are used")
-        stored = {"run_id": run_id, "opened_by": label, "provenance": provenance, "identity": identity}
+        stored = RunDocument(run_id=run_id, opened_by=label, provenance=provenance, identity=identity)
         _write_document(folder / IDENTITY, stored)
     cell = read_cell_files(folder, run_id, repair=True)
     cell.notes = notes + cell.notes
-    cell.provenance = stored.get("provenance") or {}
+    cell.provenance = stored.provenance or Provenance()
     return cell
 
 
-def read_identity(folder: Path) -> dict[str, Any] | None:
+def read_run(folder: Path) -> RunDocument | None:
     """The content of `run.json`, whether or not it holds; none if it is not there or is something else."""
-    stored = read_json(folder / IDENTITY)
-    is_one = stored is not None and isinstance(stored.get("run_id"), str) and isinstance(stored.get("identity"), dict)
-    return stored if is_one else None
+    return RunDocument.read(read_json(folder / IDENTITY))
 
 
 def read_cell_files(folder: Path, run_id: str, *, repair: bool = False, with_former: bool = False) -> CellFiles:
@@ -148,10 +161,10 @@ def read_cell_files(folder: Path, run_id: str, *, repair: bool = False, with_for
     Files of the former format are read `with_former`, to be looked at; no run goes on with them.
     """
     cell = CellFiles(folder, run_id)
-    trace, samples = read_file(folder / TRACE, run_id), read_file(folder / SAMPLES, run_id)
+    trace, samples, scores = (read_file(folder / name, run_id) for name in (TRACE, SAMPLES, SCORES))
     is_read = {"ours": True, "former": with_former, "other": False}
     timings, broken_timings = read_timings(trace) if is_read[trace.owner] else ([], set[int]())
-    timed = {(each["chunk"], each["session"]) for each, _ in timings}
+    timed = {each.key for each, _ in timings}
     found, broken_chunks = read_chunks(samples) if is_read[samples.owner] else ([], set[int]())
     chunks = [each for each in found if (each.number, each.session) in timed]
     cell.timings = [timing for timing, _ in timings]
@@ -159,32 +172,36 @@ def read_cell_files(folder: Path, run_id: str, *, repair: bool = False, with_for
         cell.records.setdefault(chunk.number, []).extend(chunk.records)
         cell.sessions.setdefault(chunk.number, chunk.session)
     untimed = {each.number for each in found} - cell.records.keys()
-    of_summary = _summary_faults(folder, run_id, (trace, samples))
+    of_summary = _summary_faults(folder, run_id, (trace, samples, scores))
     of_timings = [f"{TRACE} lacks the timing of chunk {_listed(untimed)}"] if untimed else []
-    cell.faults = [*faults(trace), *faults(samples), *of_timings, *of_summary]
+    cell.faults = [*faults(trace), *faults(samples), *faults(scores), *of_timings, *of_summary]
     if repair:
         _repair_file(cell, trace, [line.raw for _, line in timings], broken_timings)
         lines = [line.raw for each in chunks for line in each.lines]
         _repair_file(cell, samples, lines, broken_chunks | untimed)
+        if faults(scores):
+            aside = _set_aside(scores.path, DAMAGED)
+            cell.damaged.append(aside)
+            cell.notes.append(f"{faults(scores)[0]}: it is set aside as {aside}, and written again from the answers")
         _repair_summary(cell, of_summary)
     return cell
 
 
 def _summary_faults(folder: Path, run_id: str, files: Sequence[StoredFile]) -> list[str]:
-    summary = read_json(folder / SUMMARY)
-    if summary is None:
+    content = read_json(folder / SUMMARY)
+    if content is None:
         return [f"{SUMMARY} cannot be read"] if (folder / SUMMARY).exists() else []
-    if summary.get("run_id") != run_id:
-        return [f"{SUMMARY} is of run {summary.get('run_id')}"]
-    if is_unsealed(summary):
+    if content.get("run_id") != run_id:
+        return [f"{SUMMARY} is of run {content.get('run_id')}"]
+    if is_unsealed(content):
         return [f"{SUMMARY} is of the former format: it has no checksum"]
-    if not document_holds(summary):
+    if not document_holds(content):
         return [f"{SUMMARY} was changed"]
-    made_of = summary.get("made_of") or {}
+    made_of = content.get("made_of") or {}
     return [
         f"{file.path.name} lacks lines at its end that {SUMMARY} was made of"
         for file in files
-        if file.owner == "ours" and made_of.get(file.path.name) not in file.sums
+        if file.owner == "ours" and file.path.name in made_of and made_of[file.path.name] not in file.sums
     ]
 
 
@@ -240,11 +257,11 @@ def _set_aside(path: Path, why: str) -> Path:
         raise cannot_write(path, error) from None
 
 
-def _set_folder_aside(folder: Path, stored: Mapping[str, Any] | None, *, is_former: bool) -> list[str]:
+def _set_folder_aside(folder: Path, stored: RunDocument | None, *, is_former: bool) -> list[str]:
     """Moves all that is stored to `previous/`; says so where nobody asked for it."""
     if stored is None and not any((folder / name).exists() for name in (SAMPLES, TRACE, SUMMARY)):
         return []
-    target = folder.parent / "previous" / f"{folder.name}-{stored['run_id'] if stored else 'unknown'}"
+    target = folder.parent / "previous" / f"{folder.name}-{stored.run_id if stored else 'unknown'}"
     while target.exists():
         target = target.with_name(target.name + "-again")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -252,8 +269,8 @@ def _set_folder_aside(folder: Path, stored: Mapping[str, Any] | None, *, is_form
     return [f"{folder} was of the former format, without checksums: it is set aside as {target}"] if is_former else []
 
 
-def _write_document(path: Path, content: Mapping[str, Any]) -> None:
-    write_beside(path, json.dumps(seal_document(content), indent=1) + "\n")
+def _write_document(path: Path, document: RunDocument | Summary) -> None:
+    write_beside(path, json.dumps(seal_document(document.as_json()), indent=1) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -264,32 +281,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def read_summary(path: Path) -> dict[str, Any] | None:
+def read_summary(path: Path) -> Summary | None:
     """None if there is none, or something else."""
-    content = read_json(path)
-    return content if is_summary(content) else None
+    return Summary.read(read_json(path))
 
 
-@contextmanager
-def exclusive(folder: Path, *, with_shards: bool = False) -> Iterator[None]:
-    """One run at a time: a second one stops with a message. The shards of a run hold the lock together."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as stream:
-        try:
-            fcntl.flock(stream, (fcntl.LOCK_SH if with_shards else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError:
-            stream.seek(0)
-            owner = stream.read().strip() or "unknown"
-            raise UsageError(f"another run is writing to {folder} (process {owner}); wait for it or stop it") from None
-        stream.truncate(0)
-        stream.write(f"{os.getpid()} on {platform.node()}")
-        stream.flush()
-        yield
-
-
-@contextmanager
-def merging(folder: Path) -> Iterator[None]:
-    """One process at a time opens or fills what the shards of a run share; the others wait."""
-    with (folder / ".merging").open("a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+def read_scores(folder: Path, run_id: str) -> dict[tuple[str, int], float]:
+    """By task and document, how right the answer is; empty where a run did not store it, or where it does not hold."""
+    file = read_file(folder / SCORES, run_id)
+    scores = [StoredScore.read(line.content) for line in file.lines]
+    if file.owner != "ours" or faults(file):
+        return {}
+    return {(each.task, each.document): each.value for each in scores if each is not None}

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from stepsaver.bench.results.chain import Line, first_line, read_lines
+from stepsaver.bench.results.timing import Timing
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord, record_from_json
 
-Timing = dict[str, Any]  # a line of `trace.jsonl`: what running one chunk once took
 Owner = Literal["ours", "other", "former"]
 
 ALTERED = "was changed, put in or doubled, or the line before it was taken out"
@@ -73,14 +73,14 @@ def read_timings(file: StoredFile) -> tuple[list[tuple[Timing, Line]], set[int]]
     broken = set[tuple[Any, Any]]()
     for line in file.lines:
         chunk, session = line.content.get("chunk"), line.content.get("session")
-        is_timing = isinstance(chunk, int) and isinstance(session, str)
-        if file.trusts(line) and is_timing:
-            found.append((line.content, line))
+        timing = Timing.read(line.content) if file.trusts(line) else None
+        if timing is not None:
+            found.append((timing, line))
         elif file.owner == "former":
             break
-        elif is_timing:
+        elif isinstance(chunk, int) and isinstance(session, str):
             broken.add((chunk, session))
-    timings = [(each, line) for each, line in found if (each["chunk"], each["session"]) not in broken]
+    timings = [(each, line) for each, line in found if each.key not in broken]
     return timings, {chunk for chunk, _ in broken}
 
 

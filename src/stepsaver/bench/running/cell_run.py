@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.machine.facts import machine_facts
 from stepsaver.bench.results.identity import environment, git_state, run_id
+from stepsaver.bench.results.run_document import Identity, Provenance
 from stepsaver.bench.results.store import CellFiles, open_cell_files
 from stepsaver.bench.running.chunks import Chunk
 from stepsaver.bench.running.config_runner import ConfigRunner
@@ -26,7 +26,7 @@ class CellRun:
     """A config on a task: what is stored of it, and where this process writes, which is elsewhere in a shard."""
 
     runner: ConfigRunner
-    identity: dict[str, Any]
+    identity: Identity
     stored: CellFiles
     written: CellFiles
 
@@ -47,12 +47,12 @@ class Opening:
 
 def open_cells(task_run: TaskRun, configs: Sequence[ConfigSpec], results: Path, opening: Opening) -> dict[str, CellRun]:
     cells: dict[str, CellRun] = {}
-    provenance = {
-        "git": git_state(),
-        "environment": environment(),
-        "machine": machine_facts(task_run.session.device),
-        "given": task_run.experiment.given,
-    }
+    provenance = Provenance(
+        git=git_state(),
+        environment=environment(),
+        machine=machine_facts(task_run.session.device),
+        given=task_run.experiment.given,
+    )
     for config in configs:
         identity = task_run.identity(config)
         folder = results / task_run.folder_name / config.name

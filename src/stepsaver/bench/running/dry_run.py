@@ -14,10 +14,9 @@ import torch
 from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.folders import results_folder
 from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.results.chain import is_unsealed
 from stepsaver.bench.results.identity import differing_parts, run_id
-from stepsaver.bench.results.store import read_identity
-from stepsaver.bench.results.stored_files import Timing
+from stepsaver.bench.results.store import read_run
+from stepsaver.bench.results.timing import Timing
 from stepsaver.bench.running.chunks import Chunk
 from stepsaver.bench.running.config_runner import ConfigRunner
 from stepsaver.bench.running.equal import find_equal
@@ -110,16 +109,16 @@ def _missing(task_run: TaskRun, config: ConfigSpec, results: Path, *, is_forced:
     """The chunks to be run, and what happens to those that are stored."""
     numbers = {chunk.number for chunk in task_run.chunks}
     folder = results / task_run.folder_name / config.name
-    stored = read_identity(folder)
+    stored = read_run(folder)
     if stored is None:
         return numbers, ""
     if is_forced:
         return numbers, "what is stored is set aside"
     identity = task_run.identity(config)
-    if stored["run_id"] != run_id(identity):
-        other = ", ".join(differing_parts(stored["identity"], identity))
+    if stored.run_id != run_id(identity):
+        other = ", ".join(differing_parts(stored.identity, identity))
         return numbers, f"what is stored is of a run with another {other}; it is set aside"
-    if is_unsealed(stored):
+    if stored.sum is None:
         return numbers, "what is stored is of the former format; it is set aside"
     return numbers.difference(*(cell.records for cell in stored_with_shards(folder))), ""
 
@@ -129,8 +128,8 @@ def _cost_per_sample(task_run: TaskRun, config: ConfigSpec, results: Path) -> tu
     for name in (config.name, task_run.experiment.baseline_of(config.name)):
         timings = _stored_timings(task_run, results, name)
         if timings:
-            samples = sum(each["samples"] for each in timings)
-            totals = Cost(*(sum(each[field] for each in timings) for field in ("forwards", "flops", "seconds")))
+            samples = sum(each.samples for each in timings)
+            totals = Cost(*(sum(getattr(each, name) for each in timings) for name in ("forwards", "flops", "seconds")))
             return totals.times(1 / samples), f"stored timings of {name} ({len(timings)} chunks)"
     rate = _multiplication_rate(task_run.session)
     return _by_length(task_run, rate), (

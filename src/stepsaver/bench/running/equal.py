@@ -10,6 +10,7 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 
+from stepsaver.bench.results.summary import SpotCheck
 from stepsaver.bench.running.cell_run import CellRun
 from stepsaver.bench.running.chunks import Chunk
 from stepsaver.bench.running.config_runner import ConfigRunner
@@ -70,21 +71,21 @@ def find_equal(task_run: TaskRun, runners: Mapping[str, ConfigRunner]) -> EqualC
     return EqualConfigs(leader_of, inert)
 
 
-def follow(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> dict[str, Any]:
+def follow(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> SpotCheck:
     """Takes over the leader's answers and checks some of them under the config's own rules."""
     checked = spot_check(cell, leader, chunks)
-    timings = {each["chunk"]: each for each in leader.stored.own_timings}
+    timings = {each.chunk: each for each in leader.stored.own_timings}
     for chunk in chunks:
         if chunk.number not in cell.stored.records:
             cell.stored.append_chunk(chunk.number, leader.stored.records[chunk.number], timings[chunk.number])
-    known = {(each["chunk"], each["session"]) for each in cell.stored.timings}
-    for (chunk_number, _), timing in leader.stored.repeats.items():
-        if (chunk_number, timing["session"]) not in known:
+    known = {each.key for each in cell.stored.timings}
+    for timing in leader.stored.repeats.values():
+        if timing.key not in known:
             cell.stored.append_timing(timing)
     return checked
 
 
-def spot_check(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> dict[str, Any]:
+def spot_check(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> SpotCheck:
     """Computes some requests under the config's own rules: whether they differ, and the row-layers they took."""
     requests: list[Instance] = []
     for chunk in chunks:
@@ -94,4 +95,4 @@ def spot_check(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> dict[
     stored = {record.key: record for record in leader.stored.all_records}
     records, timing = cell.runner.run_chunk(requests, chunk=-1, samples=len(requests))
     different = [str(each.key) for each in records if each.loglikelihood != stored[each.key].loglikelihood]
-    return {"requests": len(records), "different": different, "row_layers": timing["row_layers"]}
+    return SpotCheck(requests=len(records), different=different, row_layers=timing.row_layers)

@@ -7,7 +7,7 @@ the one that it counts instead of.
 from collections.abc import Mapping
 
 from stepsaver.bench.judging.rates import Slow, slow_chunks
-from stepsaver.bench.results.stored_files import Timing
+from stepsaver.bench.results.timing import Timing
 from stepsaver.bench.running.cell_run import CellRun, Progress, require_stored_answers
 from stepsaver.bench.running.task_run import TaskRun
 
@@ -31,7 +31,7 @@ def repeat_disturbed(
         found = {name: _time_again(task_run, cells[name], chunk) for name in names[start:] + names[:start]}
         for name, timing in found.items():  # at the end, so that hardly anything can come between a pair
             instead = {"instead_of": session} if name in replaced else {}
-            cells[name].stored.append_timing({**timing, "session": label, **instead})
+            cells[name].stored.append_timing(timing.model_copy(update={"session": label, **instead}))
         progress("timed again", turn, len(turns))
 
 
@@ -41,7 +41,7 @@ def disturbed_chunks(cells: Mapping[str, CellRun]) -> list[Slow]:
 
 
 def _has_timing(cell: CellRun, session: str, chunk: int) -> bool:
-    return any((each["session"], each["chunk"]) == (session, chunk) for each in cell.stored.counting_timings)
+    return any(each.key == (chunk, session) for each in cell.stored.counting_timings)
 
 
 def _time_again(task_run: TaskRun, cell: CellRun, number: int) -> Timing:

@@ -11,7 +11,7 @@ from typing import Any
 from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.folders import results_folder
 from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.results.store import exclusive, merging
+from stepsaver.bench.results.locks import exclusive, merging
 from stepsaver.bench.results.stored_costs import store_row_costs
 from stepsaver.bench.running.cell_run import Opening, Progress, open_cells, run_missing
 from stepsaver.bench.running.equal import find_equal

@@ -17,7 +17,7 @@ from stepsaver.bench.results.store import (
     CellFiles,
     open_cell_files,
     read_cell_files,
-    read_identity,
+    read_run,
 )
 from stepsaver.bench.running.cell_run import CellRun, first_difference
 from stepsaver.bench.running.chunks import Chunk
@@ -52,15 +52,15 @@ def write_apart(cells: dict[str, CellRun], share: Share) -> None:
 
 def merge(shard: CellFiles, whole: CellFiles) -> None:
     """Moves a shard's chunks and timings over, one synced write per chunk; what is there already is compared."""
-    own_timings = {each["chunk"]: each for each in shard.own_timings}
+    own_timings = {each.chunk: each for each in shard.own_timings}
     for chunk, records in sorted(shard.records.items()):
         if chunk not in whole.records:
             whole.append_chunk(chunk, records, own_timings[chunk])
         elif difference := first_difference(records, whole.records[chunk]):
             raise UsageError(f"{shard.folder} has another answer to {difference} than {whole.folder}")
-    known = {(each["chunk"], each["session"]) for each in whole.timings}
+    known = {each.key for each in whole.timings}
     for timing in shard.timings:
-        if (timing["chunk"], timing["session"]) not in known:
+        if timing.key not in known:
             whole.append_timing(timing)
     _remove(shard.folder, whole.folder)
 
@@ -78,10 +78,10 @@ def merge_what_was_left(results: Path) -> list[str]:
     notes = []
     for folder in sorted(results.glob(f"*/*/{FOLDER}/*")):
         target = folder.parent.parent
-        whole, shard = read_identity(target), read_identity(folder)
-        if whole is None or shard is None or whole["run_id"] != shard["run_id"]:
+        whole, shard = read_run(target), read_run(folder)
+        if whole is None or shard is None or whole.run_id != shard.run_id:
             continue  # nothing of the run that is stored here
-        cells = [read_cell_files(each, whole["run_id"], repair=True) for each in (folder, target)]
+        cells = [read_cell_files(each, whole.run_id, repair=True) for each in (folder, target)]
         merge(*cells)
         notes += [note for files in cells for note in files.notes]
     return notes
@@ -89,11 +89,10 @@ def merge_what_was_left(results: Path) -> list[str]:
 
 def stored_with_shards(folder: Path) -> list[CellFiles]:
     """What is stored of a config: merged, and in shards that are not merged yet. Nothing is changed."""
-    stored = read_identity(folder)
+    stored = read_run(folder)
     if stored is None:
         return []
-    run_id = stored["run_id"]
-    shards = [
-        path for path in sorted(folder.glob(f"{FOLDER}/*")) if (read_identity(path) or {}).get("run_id") == run_id
+    apart = [
+        path for path in sorted(folder.glob(f"{FOLDER}/*")) if (run := read_run(path)) and run.run_id == stored.run_id
     ]
-    return [read_cell_files(each, run_id) for each in (folder, *shards)]
+    return [read_cell_files(each, stored.run_id) for each in (folder, *apart)]

@@ -1,16 +1,31 @@
 """From stored chunks to `summary.json`: accuracy, throughput, paired comparison with the baseline, provenance."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import TypeVar
 
-from stepsaver.bench.experiment.conditions import Criterion
+from stepsaver.bench.judging.pairs import chunk_pairs, confirmation_p, predicted_here, speed_ups
 from stepsaver.bench.judging.rates import median_rate
-from stepsaver.bench.judging.statistics import bootstrap_p, median_interval, paired_drop, share_interval
+from stepsaver.bench.judging.statistics import median_interval, paired_drop, share_interval
+from stepsaver.bench.results.identity import differing_parts
 from stepsaver.bench.results.store import CellFiles
-from stepsaver.bench.results.stored_files import Timing
+from stepsaver.bench.results.summary import (
+    BatchInvariance,
+    CostTotals,
+    Inert,
+    ModelParameters,
+    OtherCores,
+    Paired,
+    RunParameters,
+    SpeedUp,
+    Summary,
+    Throughput,
+    TimedAgain,
+)
+from stepsaver.bench.results.timing import Kinds, Timing
 from stepsaver.bench.running.cell_run import CellRun, check_coverage
 from stepsaver.bench.running.chunks import Chunk
 from stepsaver.bench.running.config_runner import ConfigRunner
@@ -22,47 +37,38 @@ from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
 from stepsaver.evaluation.model_source import hub_revision
 
+N = TypeVar("N", int, float)
 INVARIANCE_SAMPLES = 4
 # What a run was effectively done with, besides its model.
 EFFECTIVE = (
-    "limit",
-    "num_fewshot",
-    "metric",
-    "batch_size",
-    "dtype",
-    "weights",
-    "device",
-    "chunk_samples",
-    "seed",
-    "policy",
-    "rules",
-    "decoding",
-    "max_new_tokens",
-    "token_limit",
-    "estimator",
-)
+    "limit", "num_fewshot", "metric", "batch_size", "dtype", "weights", "device", "chunk_samples", "seed", "policy",
+    "rules", "decoding", "max_new_tokens", "token_limit", "estimator",
+)  # fmt: skip
 
 
 def summarise(task_run: TaskRun, cells: dict[str, CellRun], equal: EqualConfigs) -> None:
-    chunks = task_run.chunks
-    checked = {name: follow(cells[name], cells[leader], chunks) for name, leader in equal.leader_of.items()}
+    """Writes the scores and the summary of every cell, whose chunks have to be there."""
+    checked = {name: follow(cells[name], cells[leader], task_run.chunks) for name, leader in equal.leader_of.items()}
     for cell in cells.values():
-        check_coverage(chunks, cell.stored)
+        check_coverage(task_run.chunks, cell.stored)
     disturbed = disturbed_chunks({name: each for name, each in cells.items() if name not in equal.leader_of})
     scored = {name: score_cell(task_run, cell) for name, cell in cells.items()}
     for name, cell in cells.items():
         # an equal config's timings stand for the baseline's: it was timed beside the others in every session
         baseline = equal.computed_as(task_run.experiment.baseline_of(name))
         summary = build_summary(task_run, cell, cells[baseline], scored[name], scored[baseline])
-        summary["disturbed_chunks"] = sorted({each.chunk for each in disturbed if each.config == name})
-        summary["inert_rules"] = [each._asdict() for each in equal.inert.get(name, ())]
-        summary["equal_to"] = equal.leader_of.get(name)
-        summary["spot_check"] = checked.get(name)
-        summary["batch_invariance"] = batch_invariance(task_run, cell, chunks[0])
-        cell.stored.write_summary(summary)
+        more = {
+            "disturbed_chunks": sorted({each.chunk for each in disturbed if each.config == name}),
+            "inert_rules": [Inert(**each._asdict()) for each in equal.inert.get(name, ())],
+            "equal_to": equal.leader_of.get(name),
+            "spot_check": checked.get(name),
+            "batch_invariance": batch_invariance(task_run, cell, task_run.chunks[0]),
+        }
+        cell.stored.write_scores(scored[name].documents)
+        cell.stored.write_summary(summary.model_copy(update=more))
 
 
-def batch_invariance(task_run: TaskRun, cell: CellRun, chunk: Chunk) -> dict[str, int]:
+def batch_invariance(task_run: TaskRun, cell: CellRun, chunk: Chunk) -> BatchInvariance:
     """Decodes a few stored samples again, each alone, and counts those that come out differently."""
     session = replace(task_run.session, batch_size=1)
     alone = ConfigRunner(session, task_run.experiment, cell.runner.config, task_run.task.path)
@@ -71,13 +77,13 @@ def batch_invariance(task_run: TaskRun, cell: CellRun, chunk: Chunk) -> dict[str
         each for each in chunk.requests if each.doc_id in {key.document for key in chunk.samples[:INVARIANCE_SAMPLES]}
     ]
     different = 0
-    for place in range(len(few)):
-        records, _ = alone.run_chunk(few[place : place + 1], chunk=chunk.number, samples=1)
+    for request in few:
+        records, _ = alone.run_chunk([request], chunk=chunk.number, samples=1)
         different += any(
             each.ids != stored[each.key].ids or not _close(each.loglikelihood, stored[each.key].loglikelihood)
             for each in records
         )
-    return {"samples": len(few), "different": different}
+    return BatchInvariance(samples=len(few), different=different)
 
 
 def _close(one: float | None, other: float | None) -> bool:
@@ -93,113 +99,76 @@ def score_cell(task_run: TaskRun, cell: CellRun) -> TaskResult:
     return evaluate_task(lm, task_run.task, EvaluationOptions(limit=task_run.limit))
 
 
-def chunk_pairs(timings: list[Timing], baseline: list[Timing]) -> list[tuple[Timing, Timing]]:
-    """Timings of the same chunk in the same session, config and baseline; none of those that shared their machine."""
-    theirs = {(each["session"], each["chunk"]): each for each in baseline if each["comparable"]}
-    ours = [each for each in timings if each["comparable"]]
-    return [(each, theirs[key]) for each in ours if (key := (each["session"], each["chunk"])) in theirs]
-
-
-def speed_ups(pairs: list[tuple[Timing, Timing]]) -> dict[str, list[float]]:
-    """By tokens per second and by seconds per sample: garbage raises the first, short answers the second."""
-    rates = [(ours["tokens"] / ours["seconds"]) / (base["tokens"] / base["seconds"]) for ours, base in pairs]
-    times = [(base["seconds"] / base["samples"]) / (ours["seconds"] / ours["samples"]) for ours, base in pairs]
-    return {"tokens_per_s": rates, "seconds_per_sample": times}
-
-
-def confirmation_p(ratios: dict[str, list[float]], drops: list[float], wanted: Criterion) -> float:
-    """A p-value against "does not meet both bounds": the largest of those against each bound."""
-    if not drops or not all(ratios.values()):
-        return 1.0
-    up, drop = wanted.speed_up, wanted.drop_points
-    values = [0.0]  # a bound on what was measured is no hypothesis about the rest
-    if not up.is_measured:
-        values += [bootstrap_p(each, up.bound, statistic="median", above=up.sign == ">") for each in ratios.values()]
-    if not drop.is_measured:
-        values.append(bootstrap_p(drops, drop.bound / 100, statistic="mean", above=drop.sign == ">"))
-    return max(values)
-
-
 def build_summary(
     task_run: TaskRun, cell: CellRun, baseline: CellRun, result: TaskResult, baseline_result: TaskResult
-) -> dict[str, Any]:
+) -> Summary:
+    """All that follows from the stored chunks of a cell and of its baseline; nothing is run."""
     timings, base_timings = cell.stored.own_timings, baseline.stored.own_timings
-    total = _totals(timings)
     values = {(each.task, each.document): each.value for each in result.documents}
     base_values = {(each.task, each.document): each.value for each in baseline_result.documents}
-    assert values.keys() == base_values.keys(), "config and baseline were scored on the same samples"
-    keys = sorted(values)
-    name, experiment = cell.runner.config.name, task_run.experiment
+    keys = sorted(values.keys() & base_values.keys())
+    name, experiment, identity = cell.runner.config.name, task_run.experiment, cell.identity
     drop = paired_drop([base_values[key] for key in keys], [values[key] for key in keys])
     pairs = chunk_pairs(cell.stored.counting_timings, baseline.stored.counting_timings)
-    rate = median_rate([ours for ours, _ in pairs])
-    accuracy = share_interval(sum(values.values()), len(values))
-    ups = speed_ups(pairs)
-    return {
-        "task": task_run.task.name,
-        "config": name,
-        "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "accuracy": result.accuracy,
-        "accuracy_metric": result.metric,
-        "accuracy_interval": [accuracy.low, accuracy.high],
-        "beside": result.beside,
-        "groups": result.members(),
-        "samples": len(values),
-        "baseline": experiment.baseline_of(name),
-        "is_baseline": name in experiment.baselines,
-        "paired": {
-            "drop_points": list(drop.drop.scaled(100)),
-            "lost": drop.lost,
-            "won": drop.won,
-            "mcnemar_p": drop.p_value,
-        },
-        "speed_up": {name: list(median_interval(ratios)) for name, ratios in ups.items()},
-        "speed_up_chunks": len(pairs),
-        "rate": list(rate) if rate else None,  # tokens/s of the chunks that the speed-up is made of
-        "timed_again": _timed_again(cell.stored),
-        "chunks": len(timings),
-        "chunks_not_comparable": sum(not each["comparable"] for each in timings),
-        "sessions": len({each["session"] for each in timings}),
-        "confirmation_p": confirmation_p(
+    ups, accuracy = speed_ups(pairs), share_interval(sum(values.values()), len(values))
+    effective, provenance = identity.as_json(), cell.stored.provenance
+    return Summary(
+        task=task_run.task.name,
+        config=name,
+        timestamp=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        accuracy=result.accuracy,
+        accuracy_metric=result.metric,
+        accuracy_interval=[accuracy.low, accuracy.high],
+        beside=result.beside,
+        groups=result.members(),
+        samples=len(values),
+        baseline=experiment.baseline_of(name),
+        is_baseline=name in experiment.baselines,
+        unlike_baseline=differing_parts(identity, baseline.identity),
+        different_answers=_different_answers(cell.stored, baseline.stored),
+        paired=Paired(drop_points=drop.drop.scaled(100), lost=drop.lost, won=drop.won, mcnemar_p=drop.p_value),
+        speed_up=SpeedUp(**{measure: median_interval(ratios) for measure, ratios in ups.items()}),
+        speed_up_chunks=len(pairs),
+        rate=median_rate([ours for ours, _ in pairs]),
+        timed_again=_timed_again(cell.stored),
+        chunks=len(timings),
+        chunks_not_comparable=sum(not each.comparable for each in timings),
+        sessions=len({each.session for each in timings}),
+        confirmation_p=confirmation_p(
             ups, [base_values[key] - values[key] for key in keys], experiment.success_of(name).confirm_if
         ),
-        "predicted_speed_up": _predicted(timings, base_timings),
-        "predicted_here": _predicted_here(pairs),
-        "ceiling": counted_ceiling(
-            cell.runner.engine, cell.runner.config.parsed_rules(), (each["steps"] for each in base_timings)
+        predicted_speed_up=_predicted(timings, base_timings),
+        predicted_here=predicted_here(pairs),
+        ceiling=counted_ceiling(
+            cell.runner.engine, cell.runner.config.parsed_rules(), (each.steps for each in base_timings)
         ),
-        "throughput": {
-            "tokens": total["tokens"],
-            "requests": total["requests"],
-            "decode_seconds": total["seconds"],
-            "tokens_per_s": total["tokens"] / total["seconds"] if total["seconds"] else None,
-            "requests_per_s": total["requests"] / total["seconds"] if total["seconds"] else None,
-            "loading_seconds": max((each["loading_seconds"] for each in timings), default=0.0),
-            "warm_up_seconds": max((each["warm_up_seconds"] for each in timings), default=0.0),
-        },
-        "tokens_before_stop": _tokens_before_stop(cell.stored),
-        "cost": {
-            name: total[name] for name in ("forwards", "denoising_steps", "flops", "row_layers", "row_layers_reused")
-        }
-        | {"by_kind": _kinds(timings)},
-        "steps": merge_counts(each["steps"] for each in timings),
-        "sample_forwards": _known_sum(timings, "sample_forwards"),
-        "planning_seconds": _known_sum(timings, "planning_seconds"),
-        "peak_memory_bytes": max((each["peak_memory_bytes"] for each in timings), default=0),
-        "gpu_info": ", ".join(sorted({each["gpu"] for each in timings if each["gpu"]})) or None,
-        "git": cell.stored.provenance.get("git"),
-        "environment": cell.stored.provenance.get("environment"),
-        "machine": cell.stored.provenance.get("machine"),
-        "other_cores": _other_cores(timings),
-        "model_args": {
-            "model": task_run.session.name,
-            "revision": hub_revision(task_run.session.folder),
-            "dtype": cell.identity["dtype"],
-        },
-        "eval_params": {name: cell.identity[name] for name in EFFECTIVE},
-        "run_id": cell.stored.run_id,
-        "identity": cell.identity,
-    }
+        throughput=_throughput(timings),
+        tokens_before_stop=_tokens_before_stop(cell.stored),
+        cost=_cost(timings),
+        steps=merge_counts(each.steps for each in timings),
+        sample_forwards=_known_sum([each.sample_forwards for each in timings]),
+        planning_seconds=_known_sum([each.planning_seconds for each in timings]),
+        peak_memory_bytes=max((each.peak_memory_bytes for each in timings), default=0),
+        gpu_info=", ".join(sorted({each.gpu for each in timings if each.gpu})) or None,
+        git=provenance.git,
+        environment=provenance.environment,
+        machine=provenance.machine,
+        other_cores=_other_cores(timings),
+        model_args=ModelParameters(
+            model=task_run.session.name, revision=hub_revision(task_run.session.folder), dtype=identity.dtype
+        ),
+        eval_params=RunParameters.model_validate({each: effective[each] for each in EFFECTIVE}),
+        run_id=cell.stored.run_id,
+        identity=identity,
+        inert_rules=[],
+        equal_to=None,
+        batch_invariance=BatchInvariance(samples=0, different=0),
+    )
+
+
+def _different_answers(cell: CellFiles, baseline: CellFiles) -> int:
+    theirs = {each.key: (each.ids, each.loglikelihood) for each in baseline.all_records}
+    return sum((each.ids, each.loglikelihood) != theirs.get(each.key) for each in cell.all_records)
 
 
 def _tokens_before_stop(files: CellFiles) -> int | None:
@@ -208,56 +177,62 @@ def _tokens_before_stop(files: CellFiles) -> int | None:
     return sum(record.tokens - (record.finish == "stop") for record in generated) if generated else None
 
 
-def _timed_again(files: CellFiles) -> list[dict[str, Any]]:
-    """The seconds that count, and those of the disturbed timing before, which stays on record."""
-    before = {(each["chunk"], each["session"]): each["seconds"] for each in files.timings}
+def _timed_again(files: CellFiles) -> list[TimedAgain]:
+    before = {each.key: each.seconds for each in files.timings}
     return [
-        {"chunk": chunk, "seconds": each["seconds"], "seconds_before": before[chunk, session]}
-        for (chunk, session), each in files.repeats.items()
-        if (chunk, session) in before
+        TimedAgain(chunk=each.chunk, seconds=each.seconds, seconds_before=before[replaced])
+        for replaced, each in files.repeats.items()
+        if replaced in before
     ]
 
 
-def _other_cores(timings: list[Timing]) -> dict[str, float] | None:
-    """How many cores others kept busy meanwhile, over the chunks; None where no system said it."""
-    known = [each["other_cores"] for each in timings if each.get("other_cores") is not None]
-    return {"median": median(known), "largest": max(known)} if known else None
+def _other_cores(timings: Sequence[Timing]) -> OtherCores | None:
+    """None where no system said it."""
+    known = [each.other_cores for each in timings if each.other_cores is not None]
+    return OtherCores(median=median(known), largest=max(known)) if known else None
 
 
-def _totals(timings: list[Timing]) -> dict[str, float]:
-    names = ("tokens", "requests", "seconds", "forwards", "denoising_steps", "flops", "row_layers", "row_layers_reused")
-    return {name: sum(each[name] for each in timings) for name in names}
-
-
-def _known_sum(timings: list[Timing], name: str) -> float | None:
-    """None if any chunk was run before this was counted."""
-    return sum(each[name] for each in timings) if timings and all(name in each for each in timings) else None
-
-
-def _kinds(timings: list[Timing]) -> dict[str, dict[str, float]]:
-    totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for timing in timings:
-        for kind, figures in timing["by_kind"].items():
-            for name, value in figures.items():
-                totals[kind][name] += value
-    return {kind: dict(figures) for kind, figures in totals.items()}
-
-
-def _predicted(timings: list[Timing], baseline: list[Timing]) -> float | None:
-    """The speed-up in tokens per second by operations alone."""
-    ours, base = _totals(timings), _totals(baseline)
-    if not (ours["tokens"] and base["tokens"] and ours["flops"]):
-        return None
-    return (base["flops"] / base["tokens"]) / (ours["flops"] / ours["tokens"])
-
-
-def _predicted_here(pairs: list[tuple[Timing, Timing]]) -> float | None:
-    """The same by what rows were measured to take on the machine of each pair; none where nobody measured it."""
-    known = [pair for pair in pairs if all(each.get("predicted_seconds") and each["tokens"] for each in pair)]
-    if not known:
-        return None
-    ours, base = (
-        sum(each["predicted_seconds"] for each in side) / sum(each["tokens"] for each in side)
-        for side in zip(*known, strict=True)
+def _throughput(timings: Sequence[Timing]) -> Throughput:
+    tokens, requests = sum(each.tokens for each in timings), sum(each.requests for each in timings)
+    seconds = sum(each.seconds for each in timings)
+    return Throughput(
+        tokens=tokens,
+        requests=requests,
+        decode_seconds=seconds,
+        tokens_per_s=tokens / seconds if seconds else None,
+        requests_per_s=requests / seconds if seconds else None,
+        loading_seconds=max((each.loading_seconds for each in timings), default=0.0),
+        warm_up_seconds=max((each.warm_up_seconds for each in timings), default=0.0),
     )
-    return base / ours
+
+
+def _cost(timings: Sequence[Timing]) -> CostTotals:
+    return CostTotals(
+        forwards=sum(each.forwards for each in timings),
+        denoising_steps=sum(each.denoising_steps for each in timings),
+        flops=sum(each.flops for each in timings),
+        row_layers=sum(each.row_layers for each in timings),
+        row_layers_reused=sum(each.row_layers_reused for each in timings),
+        by_kind=_kinds(timings),
+    )
+
+
+def _known_sum(values: Sequence[N | None]) -> N | None:
+    """None if any chunk was run before this was counted."""
+    known = [each for each in values if each is not None]
+    return sum(known[1:], known[0]) if known and len(known) == len(values) else None
+
+
+def _kinds(timings: Sequence[Timing]) -> Kinds:
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
+    for timing in timings:
+        for kind, figures in timing.by_kind.items():
+            totals[kind].update(figures)
+    return {kind: {name: float(value) for name, value in figures.items()} for kind, figures in totals.items()}
+
+
+def _predicted(timings: Sequence[Timing], baseline: Sequence[Timing]) -> float | None:
+    """The speed-up in tokens per second by operations alone."""
+    ours, base = (sum(each.flops for each in side) for side in (timings, baseline))
+    tokens, base_tokens = (sum(each.tokens for each in side) for side in (timings, baseline))
+    return (base / base_tokens) / (ours / tokens) if tokens and base_tokens and ours else None

@@ -1,11 +1,11 @@
 """A task of an experiment in a session: its chunks, and what identifies a run of each config on it."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.results.identity import library_versions, plugin_hashes, source_hash
+from stepsaver.bench.results.run_document import DecodingIdentity, Identity
 from stepsaver.bench.running.chunks import Chunk, data_hash, make_chunks
 from stepsaver.bench.running.config_runner import ConfigRunner
 from stepsaver.bench.running.session import Session
@@ -29,35 +29,35 @@ class TaskRun:
     def folder_name(self) -> str:
         return self.task.name + (f"_limit_{self.limit}" if self.limit is not None else "")
 
-    def identity(self, config: ConfigSpec) -> dict[str, Any]:
+    def identity(self, config: ConfigSpec) -> Identity:
         spec, session = self.experiment.spec, self.session
         engine = session.engine(self.experiment, config)
         plugins = plugin_hashes([*engine.rules, engine.policy])
-        return {
+        return Identity(
             **({"plugins": plugins} if plugins else {}),
-            "model": session.model_hash,
-            "layers": session.model.config.layers,
-            "source": source_hash(),
-            "libraries": library_versions(),
-            "kernels": kernels.serve(session.model.dtype, session.device),
-            "weights": session.weights,
-            "rules": [registry.describe(rule) for rule in engine.rules],
-            "policy": registry.describe(engine.policy),
-            "decoding": asdict(engine.decoding),
-            "task": self.task.name,
-            "metric": self.task.accuracy,
-            "num_fewshot": self.task.num_fewshot,
-            "data": self.data,
-            "limit": self.limit,
-            "seed": spec.seed,
-            "estimator": spec.estimator,
-            "max_new_tokens": spec.decoding.max_new_tokens,
-            "token_limit": spec.max_new_tokens,
-            "dtype": str(session.model.dtype),
-            "device": str(session.device),
-            "batch_size": session.batch_size,
-            "chunk_samples": spec.chunk_samples,
-        }
+            model=session.model_hash,
+            layers=session.model.config.layers,
+            source=source_hash(),
+            libraries=library_versions(),
+            kernels=kernels.serve(session.model.dtype, session.device),
+            weights=session.weights,
+            rules=[registry.describe(rule) for rule in engine.rules],
+            policy=registry.describe(engine.policy),
+            decoding=DecodingIdentity(**asdict(engine.decoding)),
+            task=self.task.name,
+            metric=self.task.accuracy,
+            num_fewshot=self.task.num_fewshot,
+            data=self.data,
+            limit=self.limit,
+            seed=spec.seed,
+            estimator=spec.estimator,
+            max_new_tokens=spec.decoding.max_new_tokens,
+            token_limit=spec.max_new_tokens,
+            dtype=str(session.model.dtype),
+            device=str(session.device),
+            batch_size=session.batch_size,
+            chunk_samples=spec.chunk_samples,
+        )
 
 
 def prepare_task(experiment: Experiment, session: Session, task: LoadedTask, limit: int | None) -> TaskRun:

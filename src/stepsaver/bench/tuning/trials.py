@@ -80,29 +80,29 @@ class BenchTrials:
         pairs = [
             pair
             for pair in chunk_pairs(ours.stored.counting_timings, baseline.stored.counting_timings)
-            if pair[0]["chunk"] in numbers
+            if pair[0].chunk in numbers
         ]
         return Observed(int(problems), lost, won, smaller_speed_ups(pairs), _predicted(pairs))
 
     def seconds_per_problem(self, name: str) -> float | None:
         """Of a candidate, as measured so far."""
         timings = self.cells[name].stored.own_timings if name in self.cells else []
-        samples = sum(each["samples"] for each in timings)
-        return sum(each["seconds"] for each in timings) / samples if samples else None
+        samples = sum(each.samples for each in timings)
+        return sum(each.seconds for each in timings) / samples if samples else None
 
 
 def smaller_speed_ups(pairs: list[tuple[Timing, Timing]]) -> tuple[float, ...]:
     """By tokens per second or by seconds per sample, whichever says less: once for each chunk that nobody disturbed."""
     if not pairs:
         return ()
-    newest = {ours["chunk"]: (ours, base) for ours, base in pairs}
-    quiet = [pair for pair in newest.values() if all((each.get("other_cores") or 0.0) < BUSY for each in pair)]
+    newest = {ours.chunk: (ours, base) for ours, base in pairs}
+    quiet = [pair for pair in newest.values() if all((each.other_cores or 0.0) < BUSY for each in pair)]
     return tuple(min(speed_ups(quiet or list(newest.values())).values(), key=fmean))
 
 
 def _predicted(pairs: list[tuple[Timing, Timing]]) -> float | None:
     """The speed-up per problem, by what rows take on this machine; None where nobody measured that."""
-    seconds = [[each.get("predicted_seconds") or 0.0 for each in pair] for pair in pairs]
+    seconds = [[each.predicted_seconds or 0.0 for each in pair] for pair in pairs]
     if not seconds or not all(map(all, seconds)):
         return None
     return sum(base for _, base in seconds) / sum(ours for ours, _ in seconds)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from stepsaver.bench.judging.rates import shown_rate
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.figures import MARKERS, PALETTE, SYMBOLS, PlotlyFigure, in_turn, layout, plain
 
@@ -44,10 +43,10 @@ def points(task: ReportTask) -> list[Point]:
     found = []
     for cell in task.done:
         assert cell.summary is not None
-        rate = shown_rate(cell.summary)
+        rate = cell.summary.rate
         if rate is None:
             continue
-        accuracy = [100 * each for each in (cell.summary["accuracy"], *cell.summary["accuracy_interval"])]
+        accuracy = [100 * each for each in (cell.summary.accuracy, *cell.summary.accuracy_interval)]
         found.append(Point(cell.name, *rate, *accuracy))
     return found
 

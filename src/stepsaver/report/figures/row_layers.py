@@ -17,9 +17,9 @@ def is_there(task: ReportTask) -> bool:
 
 def _shares(cell: ReportCell) -> dict[str, float]:
     assert cell.summary is not None
-    by_kind = cell.summary["cost"]["by_kind"]
+    by_kind = cell.summary.cost.by_kind
     computed = {kind: by_kind.get(kind, {}).get("row_layers", 0.0) for kind in COMPUTED_KINDS}
-    return computed | {"reused": cell.summary["cost"]["row_layers_reused"]}
+    return computed | {"reused": cell.summary.cost.row_layers_reused}
 
 
 def for_page(task: ReportTask) -> PlotlyFigure:

@@ -20,8 +20,8 @@ def is_there(task: ReportTask) -> bool:
 
 def _shares(cell: ReportCell) -> dict[str, float]:
     assert cell.summary is not None
-    whole, prefill = cell.summary["throughput"]["decode_seconds"], cell.details.prefill_seconds
-    by_kind = cell.summary["cost"]["by_kind"]
+    whole, prefill = cell.summary.throughput.decode_seconds, cell.details.prefill_seconds
+    by_kind = cell.summary.cost.by_kind
     operations = {kind: by_kind.get(kind, {}).get("flops", 0.0) for kind in COMPUTED_KINDS if kind != "prefill"}
     total = sum(operations.values()) or 1.0
     return {"prefill": prefill} | {kind: (whole - prefill) * each / total for kind, each in operations.items()}

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any, NamedTuple
 
-from stepsaver.bench.judging.rates import shown_rate
 from stepsaver.bench.judging.statistics import Interval
-from stepsaver.bench.judging.verdict import is_control, smaller_speed_up
+from stepsaver.bench.judging.verdict import is_control
+from stepsaver.bench.results.summary import Summary
 from stepsaver.engine.errors import unknown_name
 from stepsaver.report.cells import ReportCell, ReportTask
 
@@ -22,18 +22,18 @@ class Measured(NamedTuple):
     cell: ReportCell
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         assert self.cell.summary is not None, "only what is done has figures"
         return self.cell.summary
 
     @property
     def is_compared(self) -> bool:
         """Whether it says something about its rules: baselines and controls do not."""
-        return not self.summary["is_baseline"] and not is_control(self.summary)
+        return not self.summary.is_baseline and not is_control(self.summary)
 
     @property
     def drop(self) -> Interval:
-        return Interval(*self.summary["paired"]["drop_points"])
+        return self.summary.paired.drop_points
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Field:
         return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
     def in_table(self, one: Measured) -> str:
-        if self.of_baseline is not None and one.summary["is_baseline"]:
+        if self.of_baseline is not None and one.summary.is_baseline:
             return self.of_baseline
         return self.text([one])
 
@@ -84,22 +84,22 @@ def _value(read: Callable[[Measured], Interval | None]) -> Callable[[Measured], 
 
 
 def _accuracy(one: Measured) -> Interval:
-    return Interval(one.summary["accuracy"], *one.summary["accuracy_interval"])
+    return Interval(one.summary.accuracy, *one.summary.accuracy_interval)
 
 
 def _speed_up(one: Measured) -> Interval:
-    return smaller_speed_up(one.summary)
+    return one.summary.speed_up.smaller
 
 
 def _rate(one: Measured) -> Interval | None:
-    return shown_rate(one.summary)
+    return one.summary.rate
 
 
 def _left_out(one: Measured) -> float | None:
     """The share of its baseline's row-layers that were not computed."""
     name = one.task.experiment.baseline_of(one.cell.name)
-    whole = next((each["cost"]["row_layers"] for each in one.task.summaries if each["config"] == name), 0)
-    return 1 - one.summary["cost"]["row_layers"] / whole if whole else None
+    whole = next((each.cost.row_layers for each in one.task.summaries if each.config == name), 0)
+    return 1 - one.summary.cost.row_layers / whole if whole else None
 
 
 def _outcome(one: Measured) -> str:
@@ -120,18 +120,16 @@ FIELDS: dict[str, Field] = {
     "speed_up_interval": Field("speed-up measured (95 %)", _speed_up, ".2f", "x", of_baseline="1.00x"),
     "rate": Field("tokens/s", _value(_rate), ",.0f"),
     "rate_interval": Field("tokens/s (95 %)", _rate, ",.0f"),
-    "predicted": Field("predicted", lambda one: one.summary["predicted_speed_up"], ".2f", "x", of_baseline=""),
-    "predicted_here": Field(
-        "predicted here", lambda one: one.summary.get("predicted_here"), ".2f", "x", of_baseline=""
-    ),
-    "ceiling": Field("ceiling", lambda one: one.summary["ceiling"], ".2f", "x", of_baseline=""),
+    "predicted": Field("predicted", lambda one: one.summary.predicted_speed_up, ".2f", "x", of_baseline=""),
+    "predicted_here": Field("predicted here", lambda one: one.summary.predicted_here, ".2f", "x", of_baseline=""),
+    "ceiling": Field("ceiling", lambda one: one.summary.ceiling, ".2f", "x", of_baseline=""),
     "left_out": Field("left out", _left_out, ".0%", of_baseline=""),
     "outcome": Field("verdict", _outcome),
-    "samples": Field("samples", lambda one: one.summary["samples"], ",.0f"),
-    "batch_size": Field("batch", lambda one: one.summary["eval_params"]["batch_size"], ".0f"),
-    "chunks": Field("chunks", lambda one: one.summary["speed_up_chunks"], ".0f"),
-    "lost": Field("lost", lambda one: one.summary["paired"]["lost"], ",.0f", of_baseline=""),
-    "won": Field("won", lambda one: one.summary["paired"]["won"], ",.0f", of_baseline=""),
+    "samples": Field("samples", lambda one: one.summary.samples, ",.0f"),
+    "batch_size": Field("batch", lambda one: one.summary.eval_params.batch_size, ".0f"),
+    "chunks": Field("chunks", lambda one: one.summary.speed_up_chunks, ".0f"),
+    "lost": Field("lost", lambda one: one.summary.paired.lost, ",.0f", of_baseline=""),
+    "won": Field("won", lambda one: one.summary.paired.won, ",.0f", of_baseline=""),
 }
 
 
@@ -148,9 +146,9 @@ def field_named(name: str) -> Field:
 TASK_FIELDS: dict[str, Callable[[ReportTask], str]] = {
     "verdict": lambda task: task.verdict().sentence,
     "outcome": lambda task: task.verdict().outcome,
-    "samples": lambda task: f"{task.summaries[0]['samples']:,}",
+    "samples": lambda task: f"{task.summaries[0].samples:,}",
     "configs": lambda task: str(len(task.done)),
-    "date": lambda task: max(each["timestamp"] for each in task.summaries)[:10],
+    "date": lambda task: max(each.timestamp for each in task.summaries)[:10],
 }
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from stepsaver.bench.experiment.folders import experiment_names, find_experiment
 from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.judging.verdict import smaller_speed_up
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask
@@ -123,8 +122,8 @@ def _chosen(tasks: list[ReportTask], config: str) -> list[Measured]:
     if fastest:
         most = float(fastest[1]) if fastest[1] else float("inf")
         safe = [each for each in everything if each.is_compared and each.drop.high < most]
-        timed = [each for each in safe if smaller_speed_up(each.summary).value > 0]
-        return [max(timed, key=lambda each: smaller_speed_up(each.summary).value)] if timed else []
+        timed = [each for each in safe if each.summary.speed_up.smaller.value > 0]
+        return [max(timed, key=lambda each: each.summary.speed_up.smaller.value)] if timed else []
     patterns = config.split(",")
     known = {cell.name for task in tasks for cell in task.cells}
     for pattern in patterns:

@@ -9,10 +9,10 @@ ORDER = 14
 
 def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
-        checked = (cell.summary or {}).get("batch_invariance")
-        if checked and checked["different"]:
+        checked = cell.summary.batch_invariance if cell.summary else None
+        if checked and checked.different:
             yield Finding(
                 "invalid",
                 "batches",
-                f"{cell.name}: {checked['different']} of {checked['samples']} samples differ when decoded alone",
+                f"{cell.name}: {checked.different} of {checked.samples} samples differ when decoded alone",
             )

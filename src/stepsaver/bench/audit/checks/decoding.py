@@ -15,22 +15,22 @@ ORDER = 8
 
 def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
-        effective = cell.identity.get("decoding", {})
+        effective = cell.identity.decoding
         declared = declared_decoding(task.experiment, cell)
-        wrong = [name for name, value in declared.items() if effective.get(name) != value]
-        if not _is_policy(cell.identity.get("policy"), task.policy(cell)):
+        wrong = [name for name, value in declared.items() if getattr(effective, name, None) != value]
+        if not _is_policy(cell.identity.policy, task.policy(cell)):
             wrong.append("policy")
         if wrong:
             yield Finding("invalid", "decoding", f"{cell.name} did not run with the declared {', '.join(wrong)}")
-    estimators = {str(cell.identity.get("estimator")) for cell in task.cells}
+    estimators = {str(cell.identity.estimator) for cell in task.cells}
     if len(estimators) > 1:
         yield Finding("invalid", "decoding", f"configs were scored by different estimators: {', '.join(estimators)}")
 
 
-def _is_policy(stored: str | None, declared: str) -> bool:
+def _is_policy(stored: str, declared: str) -> bool:
     """Whether a run's policy is the declared one. Its text may lack a field that the policy was given since."""
     try:
-        return stored is not None and registry.describe(parse_policy(stored)) == declared
+        return registry.describe(parse_policy(stored)) == declared
     except UsageError:
         return False
 
@@ -41,6 +41,6 @@ def declared_decoding(experiment: Experiment, cell: CellEvidence) -> dict[str, A
     """
     names = ("block_size", "sub_block_size", "mask_id", "prefix_cache", "block_cache")
     declared = {name: getattr(experiment.spec.decoding, name) for name in names}
-    declared |= {name: value for name, value in cell.given.items() if name in cell.identity.get("decoding", {})}
+    declared |= {name: value for name, value in cell.given.items() if hasattr(cell.identity.decoding, name)}
     declared |= {name: value for name in OWN_DECODING if (value := getattr(cell.config, name)) is not None}
     return {name: value for name, value in declared.items() if value is not None}

@@ -9,11 +9,11 @@ ORDER = 3
 
 def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
-        leader, checked = (cell.summary or {}).get("equal_to"), (cell.summary or {}).get("spot_check")
-        if leader and checked and checked["different"]:
-            yield Finding(
-                "invalid", "equal", f"{cell.name} is not equal to {leader} after all: {checked['different'][0]}"
-            )
-        elif leader:
-            rules = ", ".join(each["rule"] for each in (cell.summary or {}).get("inert_rules", ())) or "its rules"
+        if cell.summary is None or not cell.summary.equal_to:
+            continue
+        leader, checked = cell.summary.equal_to, cell.summary.spot_check
+        if checked and checked.different:
+            yield Finding("invalid", "equal", f"{cell.name} is not equal to {leader} after all: {checked.different[0]}")
+        else:
+            rules = ", ".join(each.rule for each in cell.summary.inert_rules) or "its rules"
             yield Finding("remark", "equal", f"{cell.name} equals {leader}: {rules} cannot act on this task")

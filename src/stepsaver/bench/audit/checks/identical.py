@@ -26,4 +26,4 @@ def findings(task: TaskEvidence) -> Iterator[Finding]:
 
 
 def _work(cell: CellEvidence) -> tuple[float, float]:
-    return sum(each["row_layers"] for each in cell.timings), sum(each["flops"] for each in cell.timings)
+    return sum(each.row_layers for each in cell.timings), sum(each.flops for each in cell.timings)

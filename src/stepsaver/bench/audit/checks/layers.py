@@ -10,7 +10,7 @@ ORDER = 6
 
 
 def findings(task: TaskEvidence) -> Iterator[Finding]:
-    layers = next((cell.identity.get("layers") for cell in task.cells), None)
+    layers = next((cell.identity.layers for cell in task.cells), None)
     try:
         read_experiment(task.experiment.folder, layers=layers)
     except UsageError as error:

@@ -15,11 +15,11 @@ PREDICTIONS = (
 def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
         summary = cell.summary
-        if summary is None or summary["is_baseline"]:
+        if summary is None or summary.is_baseline:
             continue
-        measured = summary["speed_up"]["tokens_per_s"][0]
+        measured = summary.speed_up.tokens_per_s.value
         for name, by, most in PREDICTIONS:
-            predicted = summary.get(name)
+            predicted = getattr(summary, name)
             if predicted and abs(measured / predicted - 1) > most:
                 message = f"{cell.name} measured {measured:.2f}x where {by} {predicted:.2f}x"
                 yield Finding("remark", "prediction", message)

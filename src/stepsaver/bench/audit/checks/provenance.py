@@ -12,7 +12,7 @@ COMPARED = (
 
 def findings(task: TaskEvidence) -> Iterator[Finding]:
     for name in COMPARED:
-        values = {str(cell.identity.get(name)) for cell in task.cells}
+        values = {str(getattr(cell.identity, name)) for cell in task.cells}
         if len(values) > 1:
             yield Finding("invalid", "provenance", f"configs differ in {name}: {' and '.join(sorted(values))}")
     commits = {str(cell.git.get("commit")) for cell in task.cells}

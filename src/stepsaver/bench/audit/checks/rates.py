@@ -5,8 +5,7 @@ from itertools import combinations
 from statistics import median
 
 from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
-from stepsaver.bench.judging.rates import chunk_rates, shown_rate, slow_chunks
-from stepsaver.bench.judging.statistics import Interval
+from stepsaver.bench.judging.rates import chunk_rates, slow_chunks
 from stepsaver.engine.other_work import IDLE_CORES
 
 ORDER = 11
@@ -64,12 +63,11 @@ def _pooled_time(cell: CellEvidence) -> Iterator[Finding]:
 
     About: nearer than the interval is wide. Of four chunks, one of which is shorter, the two never agree much better.
     """
-    summary = cell.summary or {}
-    rate = shown_rate(summary)
-    if rate is None or summary["chunks_not_comparable"]:
+    summary = cell.summary
+    if summary is None or summary.rate is None or summary.chunks_not_comparable:
         return
-    pooled = summary["throughput"]["tokens_per_s"]
-    if abs(pooled - rate.value) > rate.high - rate.low:
+    rate, pooled = summary.rate, summary.throughput.tokens_per_s
+    if pooled is not None and abs(pooled - rate.value) > rate.high - rate.low:
         yield Finding(
             "invalid",
             "rates",
@@ -80,22 +78,23 @@ def _pooled_time(cell: CellEvidence) -> Iterator[Finding]:
 
 def _not_idle(cell: CellEvidence) -> Iterator[Finding]:
     """Chunks are compared in pairs, which helps; the rates themselves are those of a busy machine."""
-    cores = (cell.summary or {}).get("other_cores") or {}
-    if cores.get("median", 0.0) >= IDLE_CORES:
+    cores = cell.summary.other_cores if cell.summary else None
+    if cores is not None and cores.median >= IDLE_CORES:
         yield Finding(
             "remark",
             "rates",
-            f"{cell.name} was timed on a machine that was not idle: others kept {cores['median']:.1f} cores busy, "
-            f"at most {cores['largest']:.1f}",
+            f"{cell.name} was timed on a machine that was not idle: others kept {cores.median:.1f} cores busy, "
+            f"at most {cores.largest:.1f}",
         )
 
 
 def _speed_up(cell: CellEvidence, baseline: CellEvidence) -> Iterator[Finding]:
     """The rates that are shown give about the speed-up that is shown beside them."""
-    ours, theirs = (shown_rate(each.summary or {}) for each in (cell, baseline))
-    if ours is None or theirs is None or cell.summary is None or theirs.low <= 0:
+    if cell.summary is None or baseline.summary is None:
         return
-    up = Interval(*cell.summary["speed_up"]["tokens_per_s"])
+    ours, theirs, up = cell.summary.rate, baseline.summary.rate, cell.summary.speed_up.tokens_per_s
+    if ours is None or theirs is None or theirs.low <= 0:
+        return
     low, high = ours.low / theirs.high, ours.high / theirs.low
     if up.low > high or up.high < low:
         yield Finding(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
+from stepsaver.engine.trace import COMPUTED_STEPS
 
 ORDER = 5
 
@@ -20,6 +21,6 @@ def findings(task: TaskEvidence) -> Iterator[Finding]:
 
 
 def _work_per_step(cell: CellEvidence) -> float | None:
-    steps = sum(each["denoising_steps"] for each in cell.timings)
-    kinds = [figures for each in cell.timings for kind, figures in each["by_kind"].items() if kind in ("full", "sub")]
+    steps = sum(each.denoising_steps for each in cell.timings)
+    kinds = [figures for each in cell.timings for kind, figures in each.by_kind.items() if kind in COMPUTED_STEPS]
     return sum(figures["row_layers"] for figures in kinds) / steps if steps else None

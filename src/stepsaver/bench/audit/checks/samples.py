@@ -11,7 +11,7 @@ ORDER = 1
 def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
         stored = len({(each.key.task, each.key.document) for each in cell.records})
-        wanted = (cell.summary or {}).get("samples", stored)
+        wanted = cell.summary.samples if cell.summary else stored
         if stored != wanted:
             yield Finding("invalid", "samples", f"{cell.name} has {stored} samples, its summary is of {wanted}")
         repeated = [str(key) for key, count in Counter(each.key for each in cell.records).items() if count > 1]

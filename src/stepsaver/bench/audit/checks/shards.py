@@ -8,7 +8,7 @@ ORDER = 12
 
 
 def findings(task: TaskEvidence) -> Iterator[Finding]:
-    shared = [cell.name for cell in task.cells if any(not each["comparable"] for each in cell.timings)]
+    shared = [cell.name for cell in task.cells if any(not each.comparable for each in cell.timings)]
     if shared:
         yield Finding(
             "remark",

@@ -1,0 +1,110 @@
+"""What a run stores, made up: every field has a value, and a test changes those that it is about."""
+
+from typing import Any
+
+from stepsaver.bench.results.run_document import Identity
+from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.results.timing import Timing
+
+IDENTITY: dict[str, Any] = {
+    "model": "abc",
+    "source": "def",
+    "rules": ["layer_reuse:k=2"],
+    "policy": "threshold:threshold=0.9",
+    "decoding": {
+        "block_size": 32,
+        "sub_block_size": 8,
+        "mask_id": 1,
+        "prefix_cache": True,
+        "block_cache": True,
+        "stop_ids": [1, 2],
+    },
+    "layers": 28,
+    "task": "made_up",
+    "dtype": "torch.float32",
+    "estimator": "trajectory",
+    "device": "cpu",
+}
+SUMMARY: dict[str, Any] = {
+    "task": "made_up",
+    "config": "config",
+    "timestamp": "2026-01-20T10:00:00Z",
+    "accuracy": 0.9,
+    "accuracy_metric": "exact_match,none",
+    "accuracy_interval": [0.88, 0.92],
+    "samples": 100,
+    "is_baseline": False,
+    "paired": {"drop_points": [1.0, 0.0, 2.0], "lost": 3, "won": 1, "mcnemar_p": 0.5},
+    "speed_up": {"tokens_per_s": [1.5, 1.4, 1.6], "seconds_per_sample": [1.5, 1.4, 1.6]},
+    "speed_up_chunks": 40,
+    "timed_again": [],
+    "chunks": 4,
+    "chunks_not_comparable": 0,
+    "batch_invariance": {"samples": 0, "different": 0},
+    "confirmation_p": 0.5,
+    "predicted_speed_up": 1.5,
+    "throughput": {
+        "tokens": 10_000,
+        "requests": 100,
+        "decode_seconds": 100.0,
+        "tokens_per_s": 100.0,
+        "requests_per_s": 1.0,
+        "loading_seconds": 1.0,
+        "warm_up_seconds": 0.5,
+    },
+    "cost": {
+        "forwards": 1000,
+        "denoising_steps": 900,
+        "flops": 1e9,
+        "row_layers": 10_700,
+        "row_layers_reused": 300,
+        "by_kind": {},
+    },
+    "peak_memory_bytes": 2**28,
+    "gpu_info": None,
+    "git": {"commit": "0" * 40, "dirty": False},
+    "environment": {"python": "3.11", "machine": "x86_64", "torch": "2"},
+    "model_args": {"model": "model", "dtype": "torch.float32"},
+    "eval_params": {
+        "limit": None,
+        "batch_size": 32,
+        "seed": 0,
+        "rules": ["layer_reuse:k=2"],
+        "policy": "threshold:threshold=0.9",
+    },
+    "run_id": "run",
+    "identity": IDENTITY,
+    "equal_to": None,
+    "inert_rules": [],
+}
+TIMING: dict[str, Any] = {
+    "comparable": True,
+    "when": 0.0,
+    "samples": 8,
+    "requests": 8,
+    "tokens": 100,
+    "seconds": 1.0,
+    "warm_up_seconds": 0.0,
+    "forwards": 10,
+    "denoising_steps": 10,
+    "flops": 1e9,
+    "row_layers": 100,
+    "row_layers_reused": 0,
+    "by_kind": {},
+    "steps": [],
+    "peak_memory_bytes": 0,
+    "loading_seconds": 0.0,
+    "gpu": None,
+}
+
+
+def identity(**changes: Any) -> Identity:
+    return Identity.model_validate(IDENTITY | changes)
+
+
+def summary(**changes: Any) -> Summary:
+    return Summary.model_validate(SUMMARY | changes)
+
+
+def timing(chunk: int, *, session: str = "s", **changes: Any) -> Timing:
+    return Timing.model_validate({"chunk": chunk, "session": session} | TIMING | changes)
