@@ -1,6 +1,5 @@
 """Rule sets against no reuse on the embedded word problems: paired, interleaved, in one process."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from stepsaver.engine.policies.policy import DEFAULT_POLICY, parse_policy
 from stepsaver.engine.row_costs import predicted_speed_up_here
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import DENOISING, Trace
+from stepsaver.evaluation.embedded import word_problems
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 MAX_NEW_TOKENS = 96
@@ -71,7 +71,7 @@ def compare_configs(
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             trace = Trace()
             found = _decode(tallies[name], prompts[start : start + batch_size], start, trace)
-            tallies[name].answers.update({place: tokenizer.decode(ids) for place, ids in found.items()})
+            tallies[name].answers.update({index: tokenizer.decode(ids) for index, ids in found.items()})
             tallies[name].traces.append(trace)
     baseline = tallies[names[0]]
     return [
@@ -93,7 +93,9 @@ def _row(name: str, tally: Tally, baseline: Tally, documents: Sequence[dict[str,
     return {
         "config": name,
         "problems": len(documents),
-        "right": sum(is_right(tally.answers[place], document) for place, document in enumerate(documents)),
+        "right": sum(
+            word_problems.is_right(document, tally.answers[index]) for index, document in enumerate(documents)
+        ),
         "tokens_per_s": median(map(_rate, tally.traces)),
         "speed_up": median(ratios),
         "speed_up_per_sample": median(
@@ -111,9 +113,3 @@ def _row(name: str, tally: Tally, baseline: Tally, documents: Sequence[dict[str,
 
 def _rate(trace: Trace) -> float:
     return trace.tokens_generated / trace.decode_seconds
-
-
-def is_right(answer: str, document: dict[str, Any]) -> bool:
-    """Whether the number behind `####` is the document's."""
-    found = re.search(r"#### *(\d+)", answer)
-    return found is not None and found[1] == document["answer"].rpartition("#### ")[2]

@@ -15,6 +15,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Layer, Transformer
 from stepsaver.evaluation.embedded.tokenizer import END_ID, MASK_ID, build_tokenizer
+from stepsaver.evaluation.share_interval import wilson_interval
 from stepsaver.training.batches import (
     MOST_BLOCKS,
     Sample,
@@ -29,7 +30,6 @@ from stepsaver.training.batches import (
 from stepsaver.training.export import export_checkpoint
 from stepsaver.training.layout import NO_TARGET, Sheet, Units
 from stepsaver.training.loop import read_log, train
-from stepsaver.training.measure import wilson_interval
 from stepsaver.training.network import initial_model, losses, unit_logits
 from stepsaver.training.recipe import Recipe
 

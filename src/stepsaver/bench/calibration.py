@@ -20,6 +20,7 @@ from stepsaver.engine.forward import PartName
 from stepsaver.engine.packing import Step
 from stepsaver.engine.rows import row_index
 from stepsaver.engine.rules.layer_groups import group_size
+from stepsaver.engine.trace import COMPUTED_STEPS
 
 KINDS = ("masked", "just revealed", "revealed earlier")
 PARTS: tuple[PartName, ...] = ("attention", "mlp")
@@ -49,12 +50,12 @@ class DriftRecorder:
         self.totals, self.counts = np.zeros(shape), np.zeros(shape, dtype=np.int64)
 
     def observe(self, layer: int, part: PartName, delta: Tensor, steps: Sequence[Step]) -> None:
-        if layer == self.layers - 1:  # behind its keys and values only a few rows go on
+        if layer == self.layers - 1:  # after its keys and values only a few rows go on
             return
         start = 0
         for step in steps:
             count = step.plan.rows
-            if step.plan.kind in ("full", "sub"):
+            if step.plan.kind in COMPUTED_STEPS:
                 rows = row_index(step.plan.window)
                 snapshot = Snapshot(rows, step.tokens[rows].copy(), delta[start : start + count].clone())
                 self._compare(layer, part, step, snapshot)
@@ -107,8 +108,8 @@ def calibrate(engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int,
         "layers": layers,
         "ages": list(range(1, max_age + 1)),
         "kinds": list(KINDS),
-        "drift": {part: means[place].round(6).tolist() for place, part in enumerate(PARTS)},
-        "rows_seen": {part: recorder.counts[place].tolist() for place, part in enumerate(PARTS)},
+        "drift": {part: means[index].round(6).tolist() for index, part in enumerate(PARTS)},
+        "rows_seen": {part: recorder.counts[index].tolist() for index, part in enumerate(PARTS)},
         "calibrated": proposed_layers(means, group_size(layers)),
         "groups": [proposed_layers(means, size) for size in proposed_sizes(layers)],
     }
@@ -129,6 +130,6 @@ def proposed_layers(means: NDArray[np.float64], size: int) -> str:
 
 def _ranges(numbers: list[int]) -> list[str]:
     groups: dict[int, list[int]] = defaultdict(list)
-    for place, number in enumerate(numbers):
-        groups[number - place].append(number)
+    for index, number in enumerate(numbers):
+        groups[number - index].append(number)
     return [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups.values()]

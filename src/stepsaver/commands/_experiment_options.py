@@ -2,11 +2,12 @@
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepsaver.bench.experiment.task_folders import task_folder
 from stepsaver.engine.errors import UsageError, shown
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")  # it becomes the name of a folder
@@ -45,32 +46,31 @@ class Chosen(NamedTuple):
         return read_artifacts(self.experiment, self.results, folder)
 
     def nothing_there(self) -> UsageError:
-        return nothing_there(self.experiment, self.cell_folders.values())
+        folders = ", ".join(self.cell_folders.values())
+        return UsageError(f"{self.experiment.name} has no results of {folders} yet; run it first")
 
 
 def choose(options: argparse.Namespace, name: str | None = None) -> Chosen:
-    """What the options choose of the experiment that they name, or of another one."""
-    from stepsaver.bench.experiment.folders import find_experiment, results_folder
+    """What the flags choose of the experiment that they name, or of another one."""
+    from stepsaver.bench.experiment.folders import find_experiment
 
     experiment = find_experiment(name or options.experiment)
-    results = results_folder(experiment, options.model or experiment.spec.model)
-    tasks = chosen_tasks(options, experiment)
-    return Chosen(experiment, results, {task: cell_folder(task, options.limit) for task in tasks})
+    return chosen_of(experiment, chosen_tasks(options, experiment), limit=options.limit, model=options.model)
+
+
+def chosen_of(experiment: "Experiment", tasks: Sequence[str], *, limit: int | None, model: str | None = None) -> Chosen:
+    """Some tasks of an experiment, with its own model unless another one is named."""
+    from stepsaver.bench.experiment.folders import results_folder
+
+    if limit is not None and not 1 <= limit <= MOST_SAMPLES:
+        raise UsageError(f"limit {shown(limit)} is not positive, or above {MOST_SAMPLES}")
+    results = results_folder(experiment, model or experiment.spec.model)
+    return Chosen(experiment, results, {task: task_folder(task, limit) for task in tasks})
 
 
 def chosen_tasks(options: argparse.Namespace, experiment: "Experiment") -> tuple[str, ...]:
-    if options.limit is not None and not 1 <= options.limit <= MOST_SAMPLES:
-        raise UsageError(f"limit {shown(options.limit)} is not positive, or above {MOST_SAMPLES}")
     tasks = tuple(options.task or experiment.spec.tasks)
     wrong = next((task for task in tasks if not TASK_NAME.fullmatch(task)), None)
     if wrong is not None:
         raise UsageError(f"{shown(wrong)} is no name of a task; letters, digits, and any of _ . + -")
     return tasks
-
-
-def nothing_there(experiment: "Experiment", folders: Iterable[str]) -> UsageError:
-    return UsageError(f"{experiment.name} has no results of {', '.join(folders)} yet; run it first")
-
-
-def cell_folder(task: str, limit: int | None) -> str:
-    return task + (f"_limit_{limit}" if limit is not None else "")

@@ -155,22 +155,15 @@ def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
 
 def cost_document(engine: "Engine", trace: "Trace") -> dict[str, Any]:
     """What was executed, summed from the records of the trace."""
+    from stepsaver.bench.machine.facts import peak_memory
     from stepsaver.engine.cost import as_json, cost_by_kind, trace_cost
 
     config = engine.model.config
     cost = trace_cost(config, trace, engine.model.dtype.itemsize, engine.model.bytes_per_weight)
-    return as_json(cost) | {"by_kind": cost_by_kind(config, trace), "peak_memory_bytes": peak_memory(engine)}
-
-
-def peak_memory(engine: "Engine") -> int:
-    """The most memory in use so far: of the device, or of this process."""
-    import resource
-
-    import torch
-
-    if engine.model.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(engine.model.device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return as_json(cost) | {
+        "by_kind": cost_by_kind(config, trace),
+        "peak_memory_bytes": peak_memory(engine.model.device),
+    }
 
 
 def throughput(trace: "Trace", **tokens: int) -> dict[str, Any]:

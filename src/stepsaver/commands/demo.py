@@ -4,19 +4,21 @@ The 3x3 grid of `00_baseline` on word problems; then the ways that pay, against 
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stepsaver.commands import report as report_command
 from stepsaver.commands import run as run_command
-from stepsaver.commands._experiment_options import Chosen, choose
+from stepsaver.commands._experiment_options import Chosen, chosen_of
 
 if TYPE_CHECKING:
     from stepsaver.bench.experiment.conditions import Condition
     from stepsaver.bench.experiment.configs import ConfigSpec
     from stepsaver.bench.experiment.spec import Experiment
     from stepsaver.bench.judging.verdict import ConfigVerdict
+    from stepsaver.bench.running.run import RunRequest
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
 HELP = "the main job on the embedded default: the 3x3 grid of layer reuse on word problems, and what to use instead"
@@ -30,18 +32,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    arguments = [EXPERIMENT, "--task", TASK, "--limit", str(options.limit)]
-    parser = argparse.ArgumentParser()
-    run_command.add_arguments(parser)
-    parsed = parser.parse_args(arguments)
-    run_command.run(parsed)
-    grid = choose(parsed)
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own
+    from stepsaver.bench.experiment.folders import find_experiment
+
+    grid = chosen_of(find_experiment(EXPERIMENT), [TASK], limit=options.limit)
     better = grid._replace(experiment=ways_that_pay(grid.experiment))
-    run_command.run_here(better, run_command.request_of(parsed, better))
+    for each in (grid, better):
+        run_command.run_here(each, _everything(each, options.limit))
     wanted = grid.experiment.spec.success.confirm_if.drop_points
     print("\n" + advice(_judged(grid), _judged(better), wanted, better.experiment.configs))
-    _report(arguments)
+    _report(grid, options.limit)
     return 0  # what the audit finds is printed; a busy machine is no reason for a demonstration to fail
+
+
+def _everything(chosen: Chosen, limit: int) -> "RunRequest":
+    """All configs of an experiment, with its own model."""
+    from stepsaver.bench.running.run import RunRequest
+
+    experiment = chosen.experiment
+    return RunRequest(tuple(chosen.cell_folders), experiment.configs, experiment.spec.model, limit=limit)
 
 
 def ways_that_pay(grid: "Experiment") -> "Experiment":
@@ -92,16 +101,9 @@ def advice(
     return f"Use {what}: {figures(best)} against the same baseline; {other}."
 
 
-def _report(arguments: list[str]) -> None:
+def _report(grid: Chosen, limit: int) -> None:
     """The pages go to the results, which no commit holds: a demonstration changes no file of the repository."""
-    from stepsaver.bench.experiment.folders import find_experiment, results_folder
-
-    parser = argparse.ArgumentParser()
-    report_command.add_arguments(parser)
-    options = parser.parse_args(arguments)
-    experiment = find_experiment(EXPERIMENT)
-    results = results_folder(experiment, experiment.spec.model)
-    tasks = report_command.read_tasks(options, experiment, results)
-    folder = results / tasks[0].folder
+    tasks = report_command.read_tasks(grid, limit=limit, model=None, data_dir=None)
+    folder = grid.results / tasks[0].folder
     print()
-    report_command.write_report(experiment, tasks, page=folder / "report.html", results_page=folder / "results.md")
+    report_command.write_report(grid.experiment, tasks, page=folder / "report.html", results_page=folder / "results.md")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepsaver.commands._experiment_options import cell_folder, chosen_tasks, nothing_there, with_decoding
+from stepsaver.commands._experiment_options import Chosen, choose, chosen_tasks, with_decoding
 from stepsaver.commands._model_options import add_checkpoint_arguments
 from stepsaver.commands._outputs import check_output_file, check_output_folder
 from stepsaver.engine.errors import UsageError
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report_one(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiment.folders import find_experiment, results_folder
+    from stepsaver.bench.experiment.folders import find_experiment
     from stepsaver.evaluation.local_data import require_folder
     from stepsaver.report.artifacts import save_artifacts
     from stepsaver.report.comparison import find_other
@@ -77,10 +77,10 @@ def _report_one(options: argparse.Namespace) -> int:
     check_output_folder("--figures", options.figures)
     if options.data_dir is not None:
         require_folder(options.data_dir)
-    results = results_folder(experiment, options.model or experiment.spec.model)
+    chosen = choose(options)
     published = _published(options, experiment)
-    other = find_other(experiment, results, options.compare) if options.compare and not published else None
-    tasks = read_tasks(options, experiment, results)
+    other = find_other(experiment, chosen.results, options.compare) if options.compare and not published else None
+    tasks = read_tasks(chosen, limit=options.limit, model=options.model, data_dir=options.data_dir)
     if options.save_artifacts:
         for task in tasks:
             print(save_artifacts(task))
@@ -99,7 +99,7 @@ def _report_one(options: argparse.Namespace) -> int:
         other=other,
         published=published,
         traces=traces,
-        unfinished=[task for task in chosen_tasks(options, experiment) if task not in there],
+        unfinished=[task for task in chosen.cell_folders if task not in there],
     )
     return 0
 
@@ -118,20 +118,20 @@ def _published(options: argparse.Namespace, experiment: "Experiment") -> "Publis
     return found
 
 
-def read_tasks(options: argparse.Namespace, experiment: "Experiment", results: Path) -> "list[ReportTask]":
+def read_tasks(chosen: Chosen, *, limit: int | None, model: str | None, data_dir: Path | None) -> "list[ReportTask]":
     """The tasks that have results, or else artifacts."""
     from stepsaver.report.reading import read_stored_task
 
-    model = options.model or experiment.spec.model
+    experiment = chosen.experiment
     tasks = [
-        read_stored_task(experiment, results, task, limit=options.limit, model=model, data_dir=options.data_dir)
-        for task in chosen_tasks(options, experiment)
+        read_stored_task(
+            experiment, chosen.results, task, limit=limit, model=model or experiment.spec.model, data_dir=data_dir
+        )
+        for task in chosen.cell_folders
     ]
     found = [task for task in tasks if task is not None]
     if not found:
-        raise nothing_there(
-            experiment, (cell_folder(task, options.limit) for task in chosen_tasks(options, experiment))
-        )
+        raise chosen.nothing_there()
     return found
 
 

@@ -15,7 +15,7 @@ from stepsaver.commands._run_settings import add_setting_arguments, with_recipe,
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepsaver.bench.experiment.spec import Resources
+    from stepsaver.bench.experiment.spec import Experiment, Resources
     from stepsaver.bench.results.summary import Summary
     from stepsaver.bench.running.run import RunRequest
 
@@ -75,8 +75,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"--{name.replace('_', '-')} {given} is not positive")
     runner, resources = find_runner(options.runner), _resources(options, experiment.spec.resources)
     request = request_of(options, chosen)
-    for remark in experiment.remarks:
-        print(f"note: {remark}", file=sys.stderr)
+    say_remarks(experiment)
     if options.dry_run:
         print_dry_run(estimate_run(experiment, request), shards=options.shards, as_json=options.json)
         return 0
@@ -126,13 +125,22 @@ def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunRequest":
 
 def run_here(chosen: Chosen, request: "RunRequest") -> int:
     """Runs what is missing in this process and shows the results, of an experiment that may be in no file."""
+    from stepsaver.bench.experiment.folders import logs_folder
+    from stepsaver.bench.running.jobs import refuse_beside_jobs
     from stepsaver.bench.running.run import make_shards, prepare
 
+    say_remarks(chosen.experiment)
+    refuse_beside_jobs(logs_folder(chosen.experiment), chosen.results)
     prepare(chosen.results)
     (shard,) = make_shards(chosen.experiment, request, 1, share_machine=True)
     with counting_progress("running") as progress:
         shard.run(progress)
     return show_results(chosen, request)
+
+
+def say_remarks(experiment: "Experiment") -> None:
+    for remark in experiment.remarks:
+        print(f"note: {remark}", file=sys.stderr)
 
 
 def show_results(chosen: Chosen, request: "RunRequest", *, as_json: bool = False) -> int:

@@ -1,15 +1,14 @@
 """The page over all experiments, after the source's results document."""
 
 import json
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepsaver.bench.experiment.folders import DISCARDED, experiment_names, find_experiment, results_folder
 from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.experiment.task_folders import stored_limits
 from stepsaver.bench.judging.verdict import is_control
 from stepsaver.bench.results.summary import Summary
 from stepsaver.engine.errors import UsageError
@@ -68,17 +67,12 @@ def read_overview(*, limit: int | None, tasks: Sequence[str] | None, model: str 
 def _stored(experiment: Experiment, task: str, limit: int | None, model: str) -> ReportTask | None:
     """The run with the limit that is asked for; else the full one, or the largest that there is."""
     results = results_folder(experiment, model)
-    limits = [limit] if limit is not None else [None, *_limits(results, task)]
+    limits = [limit] if limit is not None else [None, *stored_limits(results, task)]
     for each in limits:
         stored = read_stored_task(experiment, results, task, limit=each, model=model, with_documents=False)
         if stored is not None:
             return stored
     return None
-
-
-def _limits(results: Path, task: str) -> list[int]:
-    names = (re.fullmatch(rf"{re.escape(task)}_limit_(\d+)", path.name) for path in results.glob(f"{task}_limit_*"))
-    return sorted((int(name[1]) for name in names if name), reverse=True)
 
 
 def _pending(experiment: Experiment, task: str, stored: ReportTask | None, limit: int | None) -> Iterator[Pending]:

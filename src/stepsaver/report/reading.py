@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.experiment.task_folders import task_folder
 from stepsaver.bench.results.store import read_run
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask, read_report_task
@@ -20,7 +21,7 @@ def read_stored_task(
     with_documents: bool = True,
 ) -> ReportTask | None:
     """None if no config of the task is done."""
-    folder = task + (f"_limit_{limit}" if limit is not None else "")
+    folder = task_folder(task, limit)
     stored = [read_run(results / folder / config.name) for config in experiment.configs]
     identity = next((each.identity for each in stored if each is not None), None)
     if identity is not None:

@@ -1,9 +1,7 @@
 """The accuracies of the training card: the engine on whole test files."""
 
 import json
-import re
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,9 +13,10 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.score import ScoreRequest
-from stepsaver.engine.trace import Trace
+from stepsaver.engine.trace import COMPUTED_STEPS, Trace
 from stepsaver.evaluation.embedded import DATA_FOLDER, instructions, questions, word_problems
 from stepsaver.evaluation.embedded.tokenizer import prompt_text
+from stepsaver.evaluation.share_interval import Bounds, wilson_interval
 
 TOKEN_LIMITS = {word_problems.TASK: 96, instructions.TASK: 32}
 BATCH = 128  # tokens do not depend on it
@@ -39,16 +38,8 @@ class Accuracy:
         return self.right / self.count
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> Bounds:
         return wilson_interval(self.right, self.count)
-
-
-def wilson_interval(right: int, count: int, *, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson, 1927)."""
-    share = right / count
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return centre - half, centre + half
 
 
 def read_documents(task: str, *, limit: int | None = None, folder: Path = DATA_FOLDER) -> list[dict[str, Any]]:
@@ -59,8 +50,7 @@ def read_documents(task: str, *, limit: int | None = None, folder: Path = DATA_F
 def is_right(task: str, document: dict[str, Any], response: str) -> bool:
     if task == instructions.TASK:
         return instructions.obeys(document["kind"], document["arguments"], response)
-    found = re.search("#### ([0-9]+)", response)
-    return found is not None and found[1] == document["answer"].split("#### ")[1]
+    return word_problems.is_right(document, response)
 
 
 def measure_generation(
@@ -106,8 +96,8 @@ def measure_choices(
     likelihoods = {score.index: score.loglikelihood for score in scored}
     seconds = perf_counter() - started
     tally: dict[str, list[bool]] = {EVERYTHING: []}
-    for place, document in enumerate(documents):
-        choices = [likelihoods[CHOICES * place + number] for number in range(CHOICES)]
+    for index, document in enumerate(documents):
+        choices = [likelihoods[CHOICES * index + number] for number in range(CHOICES)]
         right = choices.index(max(choices)) == document["answer"]
         tally[EVERYTHING].append(right)
         tally.setdefault(document["subject"], []).append(right)
@@ -117,7 +107,7 @@ def measure_choices(
 
 def tokens_per_step(trace: Trace) -> float:
     """Revealed rows per denoising step of a sample; commits and prefills reveal at most a block's first row."""
-    steps = [entry for entry in trace.entries if entry.kind in ("full", "sub")]
+    steps = [entry for entry in trace.entries if entry.kind in COMPUTED_STEPS]
     return sum(entry.revealed for entry in steps) / len(steps) if steps else 1.0
 
 

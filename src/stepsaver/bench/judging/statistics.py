@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binomtest
 
-CONFIDENCE = 0.95
+from stepsaver.evaluation.share_interval import CONFIDENCE, wilson_interval
+
 RESAMPLES = 2000
 
 
@@ -23,8 +24,7 @@ def share_interval(right: float, count: int) -> Interval:
     """A share with its Wilson interval. `right` may be fractional where a metric gives part marks."""
     if count == 0:
         return Interval(float("nan"), 0.0, 1.0)
-    found = binomtest(round(right), count).proportion_ci(CONFIDENCE, method="wilson")
-    return Interval(right / count, float(found.low), float(found.high))
+    return Interval(right / count, *wilson_interval(round(right), count))
 
 
 def median_interval(values: Sequence[float]) -> Interval:
@@ -77,8 +77,8 @@ def holm(p_values: dict[str, float], level: float = 1 - CONFIDENCE) -> set[str]:
 
 
 def _resampled(data: np.ndarray) -> np.ndarray:
-    places = np.random.default_rng(0).integers(0, len(data), (RESAMPLES, len(data)))
-    return data[places]
+    indices = np.random.default_rng(0).integers(0, len(data), (RESAMPLES, len(data)))
+    return data[indices]
 
 
 def _percentiles(values: np.ndarray) -> tuple[float, float]:

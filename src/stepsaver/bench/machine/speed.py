@@ -18,7 +18,7 @@ from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.rules.rule import Rule, parse_rule
-from stepsaver.engine.trace import ForwardRecord, Trace
+from stepsaver.engine.trace import COMPUTED_STEPS, ForwardRecord, Trace
 
 RULES = ("near_rows:ahead=0", "light_commit:settle=1")  # what steps with rules are measured with
 
@@ -73,7 +73,7 @@ def decode_once(engine: Engine, prompts: list[Prompt], trace: AnyTrace) -> AnyTr
 
 @dataclass
 class PairedTrace(Trace):
-    """Behind every forward, the bare multiplications of the same shape: both meet the machine in the same state."""
+    """After every forward, the bare multiplications of the same shape: both meet the machine in the same state."""
 
     bare: BareModel = field(kw_only=True)
     bare_seconds: list[float] = field(default_factory=list)
@@ -162,13 +162,13 @@ def measure_refill(model: Transformer, repeats: int, *, prompts: int = 64, batch
 
 
 def measure_context(model: Transformer, repeats: int, contexts: tuple[int, ...] = (256, 1024, 4096)) -> list[dict]:
-    """Milliseconds of a step behind contexts of growing length: what grows is attention alone."""
+    """Milliseconds of a step after contexts of growing length: what grows is attention alone."""
     engine = fixed_engine(model, batch=1, rows_per_step=4)
     rows: dict[int, list[Trace]] = {context: [] for context in contexts}
     for _ in range(repeats):
         for context, traces in rows.items():
             traces.append(decode_once(engine, random_prompts(model, [context], [32]), Trace()))
     return [
-        {"context": context, **{kind: 1000 * median(_seconds_of(traces, kind)) for kind in ("full", "sub")}}
+        {"context": context, **{kind: 1000 * median(_seconds_of(traces, kind)) for kind in COMPUTED_STEPS}}
         for context, traces in rows.items()
     ]

@@ -14,6 +14,7 @@ import torch
 from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.folders import results_folder
 from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.experiment.task_folders import stored_limits, task_folder
 from stepsaver.bench.results.identity import differing_parts, run_id
 from stepsaver.bench.results.store import read_run
 from stepsaver.bench.results.timing import Timing
@@ -141,7 +142,7 @@ def _cost_per_sample(task_run: TaskRun, config: ConfigSpec, results: Path) -> tu
 def _stored_timings(task_run: TaskRun, results: Path, config: str) -> list[Timing]:
     """Of any run of the config on the task, whatever its limit."""
     task = task_run.task.name
-    folders = [results / task / config, *sorted(results.glob(f"{task}_limit_*/{config}"))]
+    folders = [results / task_folder(task, limit) / config for limit in (None, *stored_limits(results, task))]
     return [timing for folder in folders for cell in stored_with_shards(folder) for timing in cell.own_timings]
 
 

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 
 from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.experiment.task_folders import task_folder
 from stepsaver.bench.results.identity import library_versions, plugin_hashes, source_hash
 from stepsaver.bench.results.run_document import DecodingIdentity, Identity
 from stepsaver.bench.running.chunks import Chunk, data_hash, make_chunks
@@ -27,7 +28,7 @@ class TaskRun:
 
     @property
     def folder_name(self) -> str:
-        return self.task.name + (f"_limit_{self.limit}" if self.limit is not None else "")
+        return task_folder(self.task.name, self.limit)
 
     def identity(self, config: ConfigSpec) -> Identity:
         spec, session = self.experiment.spec, self.session

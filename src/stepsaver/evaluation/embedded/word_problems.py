@@ -1,11 +1,14 @@
 """mini_gsm8k: word problems of two to five steps with a worked answer that ends in `#### 72`.
 
 A problem is a story about somebody's things. Every step changes a number of two digits by a number of one or two
-digits, and the worked answer writes each operation out, so one wrong digit spoils everything behind it.
+digits, and the worked answer writes each operation out, so one wrong digit spoils everything after it.
 """
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from stepsaver.evaluation.embedded.problem import Problem
 from stepsaver.evaluation.embedded.words import NAMES, THINGS
@@ -169,3 +172,9 @@ def _hand_over(story: Story, relation: str) -> None:
 
 def _factors(value: int) -> list[int]:
     return [n for n in FACTORS if value <= LARGEST_FACTOR and value * n <= LARGEST]
+
+
+def is_right(document: Mapping[str, Any], response: str) -> bool:
+    """Whether the number after `####` is the document's."""
+    found = re.search(r"#### *(\d+)", response)
+    return found is not None and found[1] == document["answer"].rpartition("#### ")[2]
