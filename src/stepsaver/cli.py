@@ -57,7 +57,7 @@ def build_parser(command_name: str | None) -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
-    """Parses, and takes configs that stand behind options (`run NAME --limit 10 CONFIG`), which argparse does not."""
+    """Parses, and takes configs that stand after flags (`run NAME --limit 10 CONFIG`), which argparse does not."""
     options, rest = parser.parse_known_args(given)
     if rest:
         if not isinstance(getattr(options, "configs", None), list) or any(each.startswith("-") for each in rest):

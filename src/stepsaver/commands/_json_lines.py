@@ -25,18 +25,18 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, entry
 
 
-def id_list(entry: dict[str, Any], field: str, place: str) -> tuple[int, ...]:
+def id_list(entry: dict[str, Any], field: str, where: str) -> tuple[int, ...]:
     """A list of token ids in an entry."""
     ids = entry.get(field)
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-        raise UsageError(f'{place}: expected {{"{field}": [whole numbers]}}')
+        raise UsageError(f'{where}: expected {{"{field}": [whole numbers]}}')
     return tuple(ids)
 
 
-def text_of(entry: dict[str, Any], field: str, place: str) -> str:
+def text_of(entry: dict[str, Any], field: str, where: str) -> str:
     from stepsaver.evaluation.encoding import checked_text  # it brings torch, and `--help` does not need it
 
     text = entry.get(field)
     if not isinstance(text, str):
-        raise UsageError(f'{place}: expected {{"{field}": "text"}}')
-    return checked_text(text, place)
+        raise UsageError(f'{where}: expected {{"{field}": "text"}}')
+    return checked_text(text, where)

@@ -1,4 +1,4 @@
-"""Where a command will write: tried before the work starts, so that nothing is computed for a place that refuses it."""
+"""Where a command will write: tried before the work starts, so that nothing is computed that cannot be written."""
 
 from pathlib import Path
 from tempfile import TemporaryFile

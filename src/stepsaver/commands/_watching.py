@@ -118,9 +118,9 @@ def decode_traced(
             )
         )
     runs, completions = [], []
-    for place, each in enumerate(engines):
+    for index, each in enumerate(engines):
         recorder = TraceRecorder(each)
-        completions.append(decode(each, Trace() if place else trace, recorder))
+        completions.append(decode(each, Trace() if index else trace, recorder))
         runs.append(recorder.runs(ids, completions[-1]))
     document = trace_document(options.model, ids, engines, runs, text)
     options.trace.write_text(trace_page(document), encoding="utf-8")

@@ -124,14 +124,14 @@ def _encoded_prompts(options: argparse.Namespace, opened: "OpenModel") -> "Itera
     from stepsaver.evaluation.encoding import encode_prompt
 
     for line, entry in _entries(options):
-        place = f"{options.prompts} line {line}" if options.prompts else "--prompt"
+        where = f"{options.prompts} line {line}" if options.prompts else "--prompt"
         if options.ids:
-            ids = id_list(entry, "ids", place)
+            ids = id_list(entry, "ids", where)
         else:
-            ids = encode_prompt(opened.tokenizer, text_of(entry, "prompt", place), chat=options.chat)
+            ids = encode_prompt(opened.tokenizer, text_of(entry, "prompt", where), chat=options.chat)
         identity = entry.get("id")
         prompt = Prompt(ids, None if identity is None else str(identity))
-        ids = check_prompt(prompt, opened.config, opened.decoding, options.max_new_tokens, place)
+        ids = check_prompt(prompt, opened.config, opened.decoding, options.max_new_tokens, where)
         yield replace(prompt, ids=ids)
 
 

@@ -74,14 +74,14 @@ def _read_requests(options: argparse.Namespace, opened: "OpenModel") -> "Iterato
     from stepsaver.evaluation.encoding import encode_pair
 
     for number, entry in read_json_lines(options.requests):
-        place = f"{options.requests} line {number}"
+        where = f"{options.requests} line {number}"
         if options.ids:
-            request = ScoreRequest(id_list(entry, "context_ids", place), id_list(entry, "continuation_ids", place))
+            request = ScoreRequest(id_list(entry, "context_ids", where), id_list(entry, "continuation_ids", where))
         else:
-            context, continuation = text_of(entry, "context", place), text_of(entry, "continuation", place)
+            context, continuation = text_of(entry, "context", where), text_of(entry, "continuation", where)
             request = ScoreRequest(*encode_pair(opened.tokenizer, context, continuation))
         longest = len(request.continuation_ids) + 1
-        check_prompt(Prompt(request.context_ids), opened.config, opened.decoding, longest, place)
+        check_prompt(Prompt(request.context_ids), opened.config, opened.decoding, longest, where)
         if request.continuation_ids:
-            check_prompt(Prompt(request.continuation_ids), opened.config, opened.decoding, 0, place)
+            check_prompt(Prompt(request.continuation_ids), opened.config, opened.decoding, 0, where)
         yield request

@@ -1,4 +1,4 @@
-"""The engine as a model of lm-eval: three methods, one decode loop behind all of them.
+"""The engine as a model of lm-eval: three methods, one decode loop for all of them.
 
 Every answer is handed to `on_record` when it is there, before anything is scored: a scorer that fails later loses
 nothing. Answers that are already known are taken from `known`, so an interrupted run goes on, and a failed scorer can
@@ -21,7 +21,7 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.trace import Trace
-from stepsaver.evaluation.encoding import Fitted, encode_pair, fit_left
+from stepsaver.evaluation.encoding import FittedPrompt, encode_pair, fit_left
 from stepsaver.evaluation.generation import GenerationJob, generate_answers
 from stepsaver.evaluation.generation_parameters import GenerationParameters, read_parameters
 from stepsaver.evaluation.inert import ScoredLengths
@@ -55,9 +55,9 @@ class AdapterSettings:
 
 
 class OpenRequest(NamedTuple):
-    """A request that has to be run, and its place in the harness's list."""
+    """A request that has to be run, and its position in the harness's list."""
 
-    place: int
+    position: int
     key: RequestKey
     digest: str
     arguments: tuple[Any, ...]
@@ -109,14 +109,14 @@ class StepsaverLM(LM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         answers, open_requests = self._known_answers(requests, "generation")
         groups: dict[GenerationParameters, list[GenerationJob]] = defaultdict(list)
-        for place, key, digest, (text, keywords) in open_requests:
+        for index, key, digest, (text, keywords) in open_requests:
             parameters = read_parameters(
                 keywords,
                 default_new_tokens=self.settings.default_new_tokens,
                 token_limit=self.settings.token_limit,
             )
-            prompt = self._fit(self.text_tokenizer.encode(text), behind=parameters.max_new_tokens, what=str(key))
-            groups[parameters].append(GenerationJob(place, key, digest, prompt))
+            prompt = self._fit(self.text_tokenizer.encode(text), after=parameters.max_new_tokens, what=str(key))
+            groups[parameters].append(GenerationJob(index, key, digest, prompt))
         self._notice_cuts([job.prompt for jobs in groups.values() for job in jobs])
         found = (
             each
@@ -126,7 +126,7 @@ class StepsaverLM(LM):
             )
         )
         self._collect(answers, found, total=len(requests), verb="generating", hidden=disable_tqdm)
-        return [_text(answers[place]) for place in range(len(requests))]
+        return [_text(answers[index]) for index in range(len(requests))]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         records = self._score(requests, hidden=disable_tqdm)
@@ -152,8 +152,8 @@ class StepsaverLM(LM):
         answers, open_requests = self._known_answers(requests, "scoring")
         is_rolling = any(request.request_type == "loglikelihood_rolling" for request in requests)
         jobs = [
-            ScoringJob(place, key, digest, tuple(self._windows_of(requests[place].request_type)(key, *arguments)))
-            for place, key, digest, arguments in open_requests
+            ScoringJob(index, key, digest, tuple(self._windows_of(requests[index].request_type)(key, *arguments)))
+            for index, key, digest, arguments in open_requests
         ]
         self._notice_cuts([window.context for job in jobs for window in job.windows])
         found = score_answers(
@@ -164,18 +164,18 @@ class StepsaverLM(LM):
             meter=self.meters["scoring"],
         )
         self._collect(answers, found, total=len(requests), verb="scoring", hidden=hidden)
-        return [answers[place] for place in range(len(requests))]
+        return [answers[index] for index in range(len(requests))]
 
     def _pair_windows(self, key: RequestKey, context: str, continuation: str) -> Iterable[Window]:
         before, scored = encode_pair(self.text_tokenizer, context, continuation)
-        behind = len(scored) + self.settings.score_stop
-        return [Window(self._fit(before, behind=behind, what=str(key)), scored)]
+        after = len(scored) + self.settings.score_stop
+        return [Window(self._fit(before, after=after, what=str(key)), scored)]
 
     def _rolling_windows(self, key: RequestKey, text: str) -> Iterable[Window]:
-        """Every token once, each window as long as the model takes; the first begins behind one `bos` token."""
+        """Every token once, each window as long as the model takes; the first begins after one `bos` token."""
         bos = self.engine.decoding.bos_id
         if bos is None:
-            raise UsageError(f"{key}: a text is scored behind the bos token, and this model has none")
+            raise UsageError(f"{key}: a text is scored after the bos token, and this model has none")
         windows = get_rolling_token_windows(
             self.text_tokenizer.encode(text),
             prefix_token=bos,
@@ -183,26 +183,26 @@ class StepsaverLM(LM):
             context_len=1,
         )
         for context, continuation in map(make_disjoint_window, windows):
-            yield Window(Fitted(tuple(context), 0), tuple(continuation))
+            yield Window(FittedPrompt(tuple(context), 0), tuple(continuation))
 
     # What they share.
 
     def _known_answers(
         self, requests: list[Instance], path: InferencePath
     ) -> tuple[dict[int, RequestRecord], list[OpenRequest]]:
-        """Answers from store by place, and the requests that are left."""
+        """Answers from store by index, and the requests that are left."""
         self.is_complete = False
         settings = self.settings.of_answers(path)
         answers: dict[int, RequestRecord] = {}
         open_requests = []
-        for place, (key, request) in enumerate(_keyed(requests)):
+        for index, (key, request) in enumerate(_keyed(requests)):
             digest = request_digest((request.args, settings))
             record = self._known.get(key)
             if record is None:
-                open_requests.append(OpenRequest(place, key, digest, request.args))
+                open_requests.append(OpenRequest(index, key, digest, request.args))
             else:
                 require_same_request(record, digest)
-                answers[place] = record
+                answers[index] = record
         return answers, open_requests
 
     def _collect(
@@ -214,20 +214,20 @@ class StepsaverLM(LM):
         verb: str,
         hidden: bool,
     ) -> None:
-        """Hands over each record as it comes and puts it in its place."""
+        """Hands over each record as it comes and puts it at its position."""
         shown = self.settings.show_progress
         disable = hidden or (None if shown is None else not shown)  # None: tqdm shows itself on a terminal only
         with tqdm(total=total, initial=len(answers), desc=verb, unit="request", disable=disable) as bar:
             for job, record in found:
                 self._on_record(record)
-                answers[job.place] = record
+                answers[job.position] = record
                 bar.update()
         self.is_complete = True
 
-    def _fit(self, ids: Sequence[int], *, behind: int, what: str) -> Fitted:
-        return fit_left(tuple(ids), room=self.engine.model.config.max_positions, behind=behind, what=what)
+    def _fit(self, ids: Sequence[int], *, after: int, what: str) -> FittedPrompt:
+        return fit_left(tuple(ids), room=self.engine.model.config.max_positions, after=after, what=what)
 
-    def _notice_cuts(self, prompts: Sequence[Fitted]) -> None:
+    def _notice_cuts(self, prompts: Sequence[FittedPrompt]) -> None:
         cuts = [prompt.cut for prompt in prompts if prompt.cut]
         if cuts:
             logger.warning(
@@ -237,10 +237,10 @@ class StepsaverLM(LM):
 
 
 def _keyed(requests: Sequence[Instance]) -> Iterator[tuple[RequestKey, Instance]]:
-    """Each request with its identity. Requests made by hand have no document; their place stands for it."""
+    """Each request with its identity. Requests made by hand have no document; their index stands for it."""
     seen: Counter[tuple[str, int, int]] = Counter()
-    for place, request in enumerate(requests):
-        document = place if request.doc_id is None else request.doc_id
+    for index, request in enumerate(requests):
+        document = index if request.doc_id is None else request.doc_id
         same = (request.task_name or "", document, request.idx)
         yield RequestKey(*same, repeat=seen[same]), request
         seen[same] += 1

@@ -11,19 +11,19 @@ class EncodedPair(NamedTuple):
     continuation: tuple[int, ...]
 
 
-class Fitted(NamedTuple):
+class FittedPrompt(NamedTuple):
     """Ids that fit, and how many were cut from the left."""
 
     ids: tuple[int, ...]
     cut: int
 
 
-def checked_text(text: str, place: str) -> str:
+def checked_text(text: str, where: str) -> str:
     """A text, if it is one: half of a pair of surrogates, or bytes that are not UTF-8, cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{place}: character {error.start} is not valid Unicode: {shown(text[error.start])}") from None
+        raise UsageError(f"{where}: character {error.start} is not valid Unicode: {shown(text[error.start])}") from None
     return text
 
 
@@ -55,9 +55,9 @@ def _is_opened_by_template(tokenizer: TextTokenizer, context: str) -> bool:
     return bool(opening.strip()) and context.endswith(opening)  # white space alone could be the task's as well
 
 
-def fit_left(ids: tuple[int, ...], *, room: int, behind: int, what: str) -> Fitted:
-    """Cuts a prompt from the left so that it and `behind` further tokens fit into `room` positions."""
-    most = room - behind
+def fit_left(ids: tuple[int, ...], *, room: int, after: int, what: str) -> FittedPrompt:
+    """Cuts a prompt from the left so that it and `after` further tokens fit into `room` positions."""
+    most = room - after
     if most < 1:
-        raise UsageError(f"{what}: {behind} tokens leave no place for a prompt in the model's {room} positions")
-    return Fitted(ids[-most:], max(len(ids) - most, 0))
+        raise UsageError(f"{what}: {after} tokens leave no room for a prompt in the model's {room} positions")
+    return FittedPrompt(ids[-most:], max(len(ids) - most, 0))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from stepsaver.engine.engine import Completion, Engine, Prompt
 from stepsaver.engine.trace import Trace
-from stepsaver.evaluation.encoding import Fitted
+from stepsaver.evaluation.encoding import FittedPrompt
 from stepsaver.evaluation.generation_parameters import GenerationParameters
 from stepsaver.evaluation.records import RequestKey, RequestRecord, count_denoising_steps
 from stepsaver.evaluation.stop_strings import StopStrings
@@ -17,10 +17,10 @@ WARM_UP_BLOCKS = 2
 
 
 class GenerationJob(NamedTuple):
-    place: int  # in the caller's list
+    position: int  # in the caller's list
     key: RequestKey
     digest: str
-    prompt: Fitted
+    prompt: FittedPrompt
 
 
 def generate_answers(

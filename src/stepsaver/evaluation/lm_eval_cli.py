@@ -207,9 +207,9 @@ def option_values(given: Sequence[str], option: str) -> list[str]:
     """The values of an option that takes several, separated by spaces or commas."""
     if option not in given:
         return []
-    behind = given[given.index(option) + 1 :]
-    end = next((place for place, text in enumerate(behind) if text.startswith("-")), len(behind))
-    return [value for text in behind[:end] for value in text.split(",") if value]
+    after = given[given.index(option) + 1 :]
+    end = next((index for index, text in enumerate(after) if text.startswith("-")), len(after))
+    return [value for text in after[:end] for value in text.split(",") if value]
 
 
 if __name__ == "__main__":

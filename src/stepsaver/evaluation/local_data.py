@@ -110,10 +110,10 @@ def _converted(source: DataSource, row: Mapping[str, Any]) -> dict[str, Any]:
         return dict(row)
     names = next((names for names in MMLU_CHOICES if all(name in row for name in names)), None)
     answer = str(row.get("answer", "")).strip()
-    place = max("ABCD".find(answer), "0123".find(answer))
-    if names is None or len(answer) != 1 or place < 0:
+    index = max("ABCD".find(answer), "0123".find(answer))
+    if names is None or len(answer) != 1 or index < 0:
         raise UsageError(f"{source.task}: a row has no four choices with an answer, but {', '.join(row)}")
-    return {"question": row["question"], "choices": [row[name] for name in names], "answer": place}
+    return {"question": row["question"], "choices": [row[name] for name in names], "answer": index}
 
 
 def _is_data(path: Path) -> bool:

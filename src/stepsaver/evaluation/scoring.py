@@ -8,20 +8,20 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.engine.trace import Trace
-from stepsaver.evaluation.encoding import Fitted
+from stepsaver.evaluation.encoding import FittedPrompt
 from stepsaver.evaluation.records import RequestKey, RequestRecord
 from stepsaver.evaluation.throughput import Meter
 
 
 class Window(NamedTuple):
-    context: Fitted
+    context: FittedPrompt
     continuation: tuple[int, ...]
 
 
 class ScoringJob(NamedTuple):
     """One request. It has several windows where its text is longer than the model, and none where it is empty."""
 
-    place: int  # in the caller's list
+    position: int  # in the caller's list
     key: RequestKey
     digest: str
     windows: tuple[Window, ...]
@@ -32,7 +32,7 @@ def score_answers(
 ) -> Iterator[tuple[ScoringJob, RequestRecord]]:
     """Requests of one context stay neighbours, so that the engine shares its prefill; long contexts come first."""
     windows = [(job, window) for job in jobs for window in job.windows]
-    windows.sort(key=lambda each: (-len(each[1].context.ids), each[1].context.ids, each[0].place))
+    windows.sort(key=lambda each: (-len(each[1].context.ids), each[1].context.ids, each[0].position))
     asked = [ScoreRequest(window.context.ids, window.continuation) for _, window in windows]
 
     def scores(requests: list[ScoreRequest], trace: Trace) -> Iterable[Score]:
@@ -42,14 +42,14 @@ def score_answers(
     for job in jobs:
         if not job.windows:
             yield job, _record(job, [])
-    open_windows = Counter({job.place: len(job.windows) for job in jobs})
+    open_windows = Counter({job.position: len(job.windows) for job in jobs})
     found: dict[int, list[Score]] = defaultdict(list)
     for score in scores(asked, meter.trace):
         job = windows[score.index][0]
-        found[job.place].append(score)
-        open_windows[job.place] -= 1
-        if not open_windows[job.place]:
-            record = _record(job, found.pop(job.place))
+        found[job.position].append(score)
+        open_windows[job.position] -= 1
+        if not open_windows[job.position]:
+            record = _record(job, found.pop(job.position))
             meter.count(tokens=record.tokens + score_stop * len(job.windows), prompt_tokens=record.prompt_tokens)
             yield job, record
 

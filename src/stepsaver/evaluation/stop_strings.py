@@ -33,7 +33,7 @@ class StopStrings:
 
     def text(self, ids: Sequence[int]) -> str:
         """The text before the first stop string."""
-        end = next((place for place, token in enumerate(ids) if token in self._tokens), len(ids))
+        end = next((index for index, token in enumerate(ids) if token in self._tokens), len(ids))
         text = self._tokenizer.decode(ids[:end])
-        places = [place for string in self._strings if (place := text.find(string)) >= 0]
-        return text[: min(places)] if places else text
+        ends = [end for string in self._strings if (end := text.find(string)) >= 0]
+        return text[: min(ends)] if ends else text

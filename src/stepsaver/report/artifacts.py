@@ -55,11 +55,11 @@ def _line(content: dict[str, Any]) -> str:
 
 def read_artifacts(experiment: Experiment, results: Path, folder: str) -> ReportTask | None:
     """The task as it was saved; None if nothing was."""
-    place = artifacts_folder(experiment, results) / folder
-    cells = [_read_cell(config, read_json(place / f"{config.name}.json")) for config in experiment.configs]
+    saved = artifacts_folder(experiment, results) / folder
+    cells = [_read_cell(config, read_json(saved / f"{config.name}.json")) for config in experiment.configs]
     if not any(cell.summary for cell in cells):
         return None
-    lines = (place / FINDINGS).read_text(encoding="utf-8").splitlines() if (place / FINDINGS).exists() else []
+    lines = (saved / FINDINGS).read_text(encoding="utf-8").splitlines() if (saved / FINDINGS).exists() else []
     findings = tuple(Finding(**json.loads(line)) for line in lines)
     return ReportTask(
         experiment,
@@ -69,7 +69,7 @@ def read_artifacts(experiment: Experiment, results: Path, folder: str) -> Report
         findings,
         without_documents(NO_SAMPLES),
         "artifacts",
-        read_row_costs(place),
+        read_row_costs(saved),
     )
 
 

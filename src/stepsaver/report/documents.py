@@ -158,7 +158,7 @@ def _answer(key: DocumentKey, records: list[RequestRecord], documents: TaskDocum
     values = [record.loglikelihood or 0.0 for record in records]
     names = document.choices if document and len(document.choices) == len(records) else ()
     lines = [
-        f"{'→' if value == max(values) else ' '} {names[place] if names else f'choice {place + 1}'}  ({value:.2f})"
-        for place, value in enumerate(values)
+        f"{'→' if value == max(values) else ' '} {names[index] if names else f'choice {index + 1}'}  ({value:.2f})"
+        for index, value in enumerate(values)
     ]
     return "\n".join(lines)

@@ -230,7 +230,7 @@ def _benchmark_rows(task: ReportTask) -> Iterator[list[TableEntry]]:
 
 def _scatter(tasks: Sequence[ReportTask]) -> dict[str, Any]:
     traces = []
-    for place, task in enumerate(tasks):
+    for index, task in enumerate(tasks):
         found = [(each, _summary_of(each).speed_up.smaller) for each in task.done]
         found = [(each, up) for each, up in found if up.value == up.value]
         accuracy = [[100 * share for share in _accuracies(each)] for each, _ in found]
@@ -250,7 +250,7 @@ def _scatter(tasks: Sequence[ReportTask]) -> dict[str, Any]:
                     "arrayminus": [each[0] - each[1] for each in accuracy],
                 },
                 "mode": "markers",
-                "marker": {"size": 10, "color": in_turn(PALETTE, place), "symbol": in_turn(SYMBOLS, place)},
+                "marker": {"size": 10, "color": in_turn(PALETTE, index), "symbol": in_turn(SYMBOLS, index)},
                 "name": plain(task.experiment.name),
                 "text": [f"{plain(_label(task, each))}<br>{up.value:.2f}×" for each, up in found],
                 "hoverinfo": "text",

@@ -41,7 +41,7 @@ def status_document(overview: Overview) -> str:
 
 def _pending(overview: Overview) -> str:
     lines = [
-        f"{place}. {text}\n   - Priority: {priority}" for place, (priority, text) in enumerate(overview.pending, 1)
+        f"{index}. {text}\n   - Priority: {priority}" for index, (priority, text) in enumerate(overview.pending, 1)
     ]
     return "\n".join(lines) or "Nothing."
 

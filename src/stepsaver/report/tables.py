@@ -61,7 +61,7 @@ def or_dash(value: float | None, form: str) -> str:
 
 
 def plain_table(rows: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS) -> str:
-    widths = [max(len(row[place]) for row in [columns, *rows]) for place in range(len(columns))]
+    widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [columns, *rows]]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -82,7 +82,7 @@ def compared_settings(task: ReportTask) -> dict[str, dict[str, str]]:
         return {}
     values = {field.name: [getattr(rule, field.name) for (rule,) in rules.values()] for field in fields(kinds.pop())}
     varied = [name for name, each in values.items() if len(set(each)) > 1]
-    return {config: {name: str(values[name][place]) for name in varied} for place, config in enumerate(rules)}
+    return {config: {name: str(values[name][index]) for name in varied} for index, config in enumerate(rules)}
 
 
 def complete_columns(task: ReportTask) -> tuple[str, ...]:

@@ -28,8 +28,8 @@ def task_blocks(task: ReportTask, *, other: ReportTask | None = None, other_name
     blocks.append(_findings(task))
     in_pairs = len(drawn) - len(drawn) % 2
     blocks += [
-        figure(each.TITLE, each.for_page(task), caption=each.CAPTION, name=figure_name(each), is_half=place < in_pairs)
-        for place, each in enumerate(drawn)
+        figure(each.TITLE, each.for_page(task), caption=each.CAPTION, name=figure_name(each), is_half=index < in_pairs)
+        for index, each in enumerate(drawn)
     ]
     return blocks
 

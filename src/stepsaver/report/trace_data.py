@@ -146,7 +146,7 @@ class TraceRecorder:
     def _run(self, prompt: Sequence[int], completion: Completion) -> Run:
         frames = list(self._frames(prompt, completion))
         text = range(len(prompt), len(prompt) + len(completion.ids))
-        for frame in frames:  # rows behind the stop token are revealed too, and belong to no text
+        for frame in frames:  # rows after the stop token are revealed too, and belong to no text
             frame["positions"] = [position for position in frame["positions"] if position in text]
         steps = zip(completion.steps, accumulate(len(frame["positions"]) for frame in frames), strict=True)
         for frame, totals in zip(frames, _totals(steps), strict=True):
@@ -263,12 +263,12 @@ def first_difference(prompt: Sequence[int], runs: Sequence[Run]) -> Difference |
         return None
     one, other = (run["ids"] for run in runs)
     length = max(len(one), len(other))
-    apart = {len(prompt) + place for place in range(length) if one[place : place + 1] != other[place : place + 1]}
+    apart = {len(prompt) + index for index in range(length) if one[index : index + 1] != other[index : index + 1]}
     return min(
         (
-            Difference(position=position, frame=place)
+            Difference(position=position, frame=index)
             for run in runs
-            for place, frame in enumerate(run["frames"])
+            for index, frame in enumerate(run["frames"])
             for position in frame["positions"]
             if position in apart
         ),

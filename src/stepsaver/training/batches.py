@@ -22,7 +22,7 @@ class Sample:
 
     tokens: list[int]
     answer_start: int
-    answer_end: int  # behind the stop token; what follows is padding
+    answer_end: int  # after the stop token; what follows is padding
     block_size: int
     weight: float = 1.0  # of its loss
 
@@ -152,7 +152,7 @@ def variants(sample: Sample, block: int, recipe: Recipe, random: Random) -> list
     size = recipe.sub_block_size
     end = min(sample.answer_end - start, sample.block_size)
     sub_blocks = range(first // size, -(-end // size))
-    if first >= end:  # nothing of the answer is left to decode behind the row that is known
+    if first >= end:  # nothing of the answer is left to decode after the row that is known
         return []
     chosen = random.sample(sub_blocks, min(recipe.variants, len(sub_blocks)))
     found = [_decoding_variant(sample, block, sub_block, first, recipe, random) for sub_block in chosen]
@@ -209,7 +209,7 @@ def _complementary_variants(
 
 
 def _weight(sample: Sample, position: int, recipe: Recipe) -> float:
-    """The loss weight of a token by its place: the answer counts, padding a little, the prompt and the end not."""
+    """The loss weight of a token by its position: the answer counts, padding a little, the prompt and the end not."""
     if position < sample.answer_start or position >= len(sample.tokens):
         return 0.0
     return sample.weight * (1.0 if position < sample.answer_end else recipe.padding_weight)

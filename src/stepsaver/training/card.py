@@ -136,7 +136,7 @@ No sample is longer than {4 * recipe.block_size} tokens. Word problems get harde
 {recipe.joint_steps} steps with the causal and the diffusion loss on {recipe.joint_units} blocks. Each answer block
 stands in up to {recipe.variants} noisy variants masked as in decoding (earlier sub-blocks shown, part of one masked,
 later ones masked), and {100 * recipe.complementary_share:.0f} % of them also in a pair of complementary random masks
-(Fast-dLLM v2). Loss on the answer, on the block's padding behind the stop token with weight {recipe.padding_weight}.
+(Fast-dLLM v2). Loss on the answer, on the block's padding after the stop token with weight {recipe.padding_weight}.
 AdamW with a rate of
 {rates};
 from step {recipe.decay_start} to {recipe.hard_start} times the beginning of a cosine of {recipe.decay_steps} steps,

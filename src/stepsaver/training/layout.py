@@ -21,12 +21,12 @@ NO_TARGET = -100
 
 
 class Units(NamedTuple):
-    """A step's rows as tensors. U units, R rows per unit, C context places; the last place is the unit itself."""
+    """A step's rows as tensors. U units, R rows per unit, C context slots; the last slot is the unit itself."""
 
     tokens_UR: Tensor
     positions_UR: Tensor
     context_UC: Tensor
-    visible_UC: Tensor  # bool: whether a context place holds an earlier block or nothing
+    visible_UC: Tensor  # bool: whether a context slot holds an earlier block or nothing
     causal_U: Tensor  # bool: whether rows see only what is before them in their own unit too
     targets_UR: Tensor  # the token that the row's logits predict
     weights_UR: Tensor  # 0 where there is no loss
@@ -34,8 +34,8 @@ class Units(NamedTuple):
     def mask(self) -> Tensor:
         """Which keys each row sees: [U, 1, R, C * R]."""
         units, rows = self.tokens_UR.shape
-        places = self.context_UC.shape[1]
-        earlier = self.visible_UC[:, None, :-1, None].expand(units, rows, places - 1, rows)
+        slots = self.context_UC.shape[1]
+        earlier = self.visible_UC[:, None, :-1, None].expand(units, rows, slots - 1, rows)
         triangle = torch.ones(rows, rows, dtype=torch.bool).tril()
         own = triangle[None] | ~self.causal_U[:, None, None]
         return torch.cat((earlier.reshape(units, rows, -1), own), -1).unsqueeze(1)
@@ -43,10 +43,10 @@ class Units(NamedTuple):
 
 @dataclass
 class Sheet:
-    """Units while they are being collected. `places` is the number of blocks of the longest sample."""
+    """Units while they are being collected. `slots` is the number of blocks of the longest sample."""
 
     rows: int
-    places: int
+    slots: int
     tokens: list[list[int]] = field(default_factory=list)
     first_positions: list[int] = field(default_factory=list)
     contexts: list[list[int]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Sheet:
     ) -> int:
         """Adds a unit that sees the units `earlier`, and gives its number."""
         assert len(tokens) == len(targets) == len(weights) == self.rows
-        assert len(earlier) == block < self.places
+        assert len(earlier) == block < self.slots
         self.tokens.append(tokens)
         self.first_positions.append(block * self.rows)
         self.contexts.append(earlier)
@@ -83,8 +83,8 @@ class Sheet:
         assert len(self) <= count, f"{len(self)} units do not fit {count}"
         spare = count - len(self)
         contexts = [*self.contexts, *([[]] * spare)]
-        table = [[*earlier, *([number] * (self.places - len(earlier)))] for number, earlier in enumerate(contexts)]
-        visible = [[place < len(earlier) for place in range(self.places)] for earlier in contexts]
+        table = [[*earlier, *([number] * (self.slots - len(earlier)))] for number, earlier in enumerate(contexts)]
+        visible = [[slot < len(earlier) for slot in range(self.slots)] for earlier in contexts]
         first = torch.tensor([*self.first_positions, *([0] * spare)])
         return Units(
             tokens_UR=torch.tensor([*self.tokens, *([[0] * self.rows] * spare)]),

@@ -134,7 +134,7 @@ def save_run(run: Run, out: Path) -> None:
 
 
 def resumed_run(out: Path, recipe: Recipe, tokenizer: Tokenizer) -> Run:
-    """The saved run. Its log is cut behind the saved step, so that no step stands there twice."""
+    """The saved run. Its log is cut after the saved step, so that no step stands there twice."""
     path = out / STATE_FILE
     if not path.exists():
         raise UsageError(f"no training to resume in {out}")

@@ -37,7 +37,7 @@ def initial_model(config: ModelConfig, *, seed: int, deviation: float) -> Transf
 
 
 def unit_layer(layer: Layer, h_URD: Tensor, rotation: Rotation, context_UC: Tensor, mask: Tensor) -> Tensor:
-    """One layer over units: the keys and values of a unit's context places stand behind each other."""
+    """One layer over units: the keys and values of a unit's context slots stand one after another."""
     queries, keys, values = layer.attention.project_rotated(h_URD, rotation)
     mixed = F.scaled_dot_product_attention(
         queries.transpose(1, 2),

@@ -88,9 +88,9 @@ class Recipe:
     early_largest_addend: int = 9
     variants: int = 3  # noisy copies of an answer's block with masks as in decoding
     complementary_share: float = 0.35  # of the answer blocks that also get a pair of complementary random masks
-    later_weight: float = 0.1  # of masked rows behind the sub-block being decoded
+    later_weight: float = 0.1  # of masked rows after the sub-block being decoded
     complementary_weight: float = 0.5
-    padding_weight: float = 0.1  # of the rows behind the stop token, multiplying the above
+    padding_weight: float = 0.1  # of the rows after the stop token, multiplying the above
 
     save_every: int = 100
     check_every: int = 100

@@ -41,7 +41,7 @@ class EqualConfigs:
         return found
 
     def computed_as(self, name: str) -> str:
-        """The config that is run in the place of one: itself, unless its answers are taken over."""
+        """The config that is run instead of one: itself, unless its answers are taken over."""
         return self.leader_of.get(name, name)
 
 

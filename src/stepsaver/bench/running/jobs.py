@@ -56,7 +56,7 @@ def record_job(logs: Path, job: str, shards: Sequence[Shard]) -> None:
 
 
 def job_states(logs: Path) -> list[JobState]:
-    """Every job on record, the latest last, with its place in the queue."""
+    """Every job on record, the latest last, with its state in the queue."""
     path = logs / JOBS
     if not path.exists():
         return []

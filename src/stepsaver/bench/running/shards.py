@@ -1,7 +1,7 @@
 """Parts of a run in processes of their own: every shard runs all configs on its share of the chunks.
 
 A shard writes to folders that are its alone, and moves its chunks to the results when it has all of them. The last one
-to do so finds every chunk there and writes the summaries. What a shard left behind that died for good is taken over by
+to do so finds every chunk there and writes the summaries. What a shard left that died for good is taken over by
 the next run, so no chunk is lost or counted twice.
 """
 

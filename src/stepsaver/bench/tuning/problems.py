@@ -87,8 +87,8 @@ def prompt_problems(
     name = experiment.spec.tasks[0]
     keywords = {"until": [], "do_sample": False, "max_gen_toks": max_new_tokens}
     instances = [
-        Instance("generate_until", {"prompt": text}, (text, keywords), 0, metadata=(name, place, 1))
-        for place, text in enumerate(prompts)
+        Instance("generate_until", {"prompt": text}, (text, keywords), 0, metadata=(name, index, 1))
+        for index, text in enumerate(prompts)
     ]
     size = experiment.spec.chunk_samples
     chunks = tuple(

@@ -75,7 +75,7 @@ class BenchTrials:
                 lost, won = (sum(max(0.0, side * each) for each in differences) for side in (1, -1))
                 self.known[name, chunk.number] = (len(differences), lost, won)
         counts = [self.known[name, chunk.number] for chunk in shared]
-        problems, lost, won = (sum(each[place] for each in counts) for place in range(3))
+        problems, lost, won = (sum(each[index] for each in counts) for index in range(3))
         numbers = {chunk.number for chunk in shared}
         pairs = [
             pair

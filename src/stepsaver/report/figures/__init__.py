@@ -58,8 +58,8 @@ def plain(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def in_turn(values: Sequence[str], place: int) -> str:
-    return values[place % len(values)]
+def in_turn(values: Sequence[str], index: int) -> str:
+    return values[index % len(values)]
 
 
 def layout(x: str, y: str, **more: Any) -> dict[str, Any]:

@@ -32,13 +32,13 @@ def stacked_bars(bars: Bars, unit: str) -> PlotlyFigure:
 
 
 def stacked_axes(axes: Any, bars: Bars, unit: str) -> None:
-    places = range(len(bars))
+    heights = range(len(bars))
     left = [0.0] * len(bars)
     for kind in _kinds(bars):
         widths = [shares[kind] for _, shares in bars]
-        axes.barh(places, widths, left=left, color=COLOURS[kind], label=LABELS.get(kind, kind))
+        axes.barh(heights, widths, left=left, color=COLOURS[kind], label=LABELS.get(kind, kind))
         left = [one + other for one, other in zip(left, widths, strict=True)]
-    axes.set_yticks(places, [name for name, _ in bars], fontsize=8)
+    axes.set_yticks(heights, [name for name, _ in bars], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     axes.legend(fontsize=7)

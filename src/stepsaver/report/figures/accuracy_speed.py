@@ -90,7 +90,7 @@ def for_page(task: ReportTask) -> PlotlyFigure:
 
 
 def scatter(groups: dict[str, list[Point]], regions: Sequence[Region]) -> PlotlyFigure:
-    """Several groups of points: those behind the first are drawn open; configs of one name look alike."""
+    """Several groups of points: those after the first are drawn open; configs of one name look alike."""
     first = next(iter(groups.values()))
     everything = [each for group in groups.values() for each in group]
     front = pareto_front(first)
@@ -103,10 +103,10 @@ def scatter(groups: dict[str, list[Point]], regions: Sequence[Region]) -> Plotly
         "hoverinfo": "skip",
         "showlegend": len(front) > 1,
     }
-    places = {name: place for place, name in enumerate(dict.fromkeys(each.name for each in everything))}
+    indices = {name: index for index, name in enumerate(dict.fromkeys(each.name for each in everything))}
     known = {each.name for each in first}
     traces = [
-        _trace(point, places[point.name], group, is_open=found is not first, is_new=point.name not in known)
+        _trace(point, indices[point.name], group, is_open=found is not first, is_new=point.name not in known)
         for group, found in groups.items()
         for point in found
     ]
@@ -116,8 +116,8 @@ def scatter(groups: dict[str, list[Point]], regions: Sequence[Region]) -> Plotly
     return {"data": [line, *traces], "layout": layout("tokens per second", "accuracy", **more), "height": 460}
 
 
-def _trace(point: Point, place: int, group: str, *, is_open: bool, is_new: bool) -> dict[str, Any]:
-    colour, name = in_turn(PALETTE, place), f"{point.name} ({group})" if group else point.name
+def _trace(point: Point, index: int, group: str, *, is_open: bool, is_new: bool) -> dict[str, Any]:
+    colour, name = in_turn(PALETTE, index), f"{point.name} ({group})" if group else point.name
     hover = (
         f"{plain(name)}<br>{point.accuracy:.1f} % [{point.low:.1f}, {point.high:.1f}]"
         f"<br>{point.rate:.0f} tokens/s [{point.rate_low:.0f}, {point.rate_high:.0f}]"
@@ -129,7 +129,7 @@ def _trace(point: Point, place: int, group: str, *, is_open: bool, is_new: bool)
         "error_x": bars | {"array": [point.rate_high - point.rate], "arrayminus": [point.rate - point.rate_low]},
         "error_y": bars | {"array": [point.high - point.accuracy], "arrayminus": [point.accuracy - point.low]},
         "mode": "markers",
-        "marker": {"color": colour, "size": 11, "symbol": in_turn(SYMBOLS, place) + ("-open" if is_open else "")},
+        "marker": {"color": colour, "size": 11, "symbol": in_turn(SYMBOLS, index) + ("-open" if is_open else "")},
         "name": plain(name),
         "showlegend": is_new or not is_open,
         "text": [hover],
@@ -150,14 +150,14 @@ def for_paper(task: ReportTask, axes: Any) -> None:
         axes.fill_between([region.rate, xs[1]], region.accuracy, ys[1], color="#2a9d7f", alpha=0.14, linewidth=0)
     front = pareto_front(found)
     axes.plot([each.rate for each in front], [each.accuracy for each in front], ":", color="#7c8aa0", zorder=1)
-    for place, point in enumerate(found):
+    for index, point in enumerate(found):
         axes.errorbar(
             point.rate,
             point.accuracy,
             xerr=[[point.rate - point.rate_low], [point.rate_high - point.rate]],
             yerr=[[point.accuracy - point.low], [point.high - point.accuracy]],
-            fmt=in_turn(MARKERS, place),
-            color=in_turn(PALETTE, place),
+            fmt=in_turn(MARKERS, index),
+            color=in_turn(PALETTE, index),
             elinewidth=0.8,
             capsize=2,
             label=point.name,

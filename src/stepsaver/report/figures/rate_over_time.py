@@ -22,8 +22,8 @@ def for_page(task: ReportTask) -> PlotlyFigure:
             "x": list(range(1, len(cell.details.rates) + 1)),
             "y": [rate for _, rate in cell.details.rates],
             "mode": "lines+markers",
-            "line": {"width": 1.5, "color": in_turn(PALETTE, place)},
-            "marker": {"size": 6, "symbol": in_turn(SYMBOLS, place)},
+            "line": {"width": 1.5, "color": in_turn(PALETTE, index)},
+            "marker": {"size": 6, "symbol": in_turn(SYMBOLS, index)},
             "name": plain(cell.name),
             "text": [
                 f"{plain(cell.name)}<br>{rate:.0f} tokens/s, {minutes:.1f} minutes after the first chunk"
@@ -31,7 +31,7 @@ def for_page(task: ReportTask) -> PlotlyFigure:
             ],
             "hoverinfo": "text",
         }
-        for place, cell in enumerate(task.done)
+        for index, cell in enumerate(task.done)
     ]
     most = max(len(cell.details.rates) for cell in task.done)
     more = {"yaxis": {"rangemode": "tozero"}, "xaxis": {"dtick": max(1, most // 10)}}
@@ -39,12 +39,12 @@ def for_page(task: ReportTask) -> PlotlyFigure:
 
 
 def for_paper(task: ReportTask, axes: Any) -> None:
-    for place, cell in enumerate(task.done):
+    for index, cell in enumerate(task.done):
         axes.plot(
             range(1, len(cell.details.rates) + 1),
             [rate for _, rate in cell.details.rates],
-            marker=in_turn(MARKERS, place),
-            color=in_turn(PALETTE, place),
+            marker=in_turn(MARKERS, index),
+            color=in_turn(PALETTE, index),
             markersize=3,
             linewidth=1,
             label=cell.name,

@@ -18,7 +18,7 @@ def is_there(task: ReportTask) -> bool:
 
 def for_page(task: ReportTask) -> PlotlyFigure:
     traces = []
-    for place, cell in enumerate(task.done):
+    for index, cell in enumerate(task.done):
         if not cell.details.tokens:
             continue
         least, lower, median, upper, most, mean = cell.details.tokens
@@ -27,7 +27,7 @@ def for_page(task: ReportTask) -> PlotlyFigure:
         traces.append(
             {"type": "box", "orientation": "h", "y": [name], "name": name, "boxmean": True, "showlegend": False}
             | {key: [value] for key, value in box.items()}
-            | {"marker": {"color": in_turn(PALETTE, place)}}
+            | {"marker": {"color": in_turn(PALETTE, index)}}
         )
     more = {"xaxis": {"rangemode": "tozero"}, "yaxis": {"autorange": "reversed", "type": "category"}}
     return {"data": traces, "layout": layout("tokens", "", **more), "height": 90 + 26 * len(traces)}
