@@ -47,12 +47,12 @@ class Alone(NamedTuple):
     mask: Tensor | None  # [queries, length]; None: all see everything
 
 
-class Together(NamedTuple):
+class PaddedGroup(NamedTuple):
     """Samples that are attended in one call: their queries padded to `rows`, their keys to `length`."""
 
-    places: Tensor  # of their queries among the packed ones
-    padded_places: Tensor | None  # and among the padded ones; None: they are all of them, in order
-    slots: Tensor | slice  # a slice: a view of the cache, places between the samples idle
+    packed_rows: Tensor  # their queries among the packed ones
+    padded_rows: Tensor | None  # and among the padded ones; None: they are all of them, in order
+    slots: Tensor | slice  # a slice: a view of the cache, slots between the samples idle
     samples: int
     rows: int
     length: int
@@ -62,9 +62,9 @@ class Together(NamedTuple):
 class Attending(NamedTuple):
     """How the queries of a forward are mixed."""
 
-    by_kernel: Tensor | None  # the samples that our own kernel takes, as it wants them described
+    by_kernel: Tensor | None  # the samples that our own kernel takes, described as it expects them
     alone: tuple[Alone, ...]
-    together: tuple[Together, ...]
+    grouped: tuple[PaddedGroup, ...]
 
 
 def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attending:
@@ -90,7 +90,7 @@ def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attendi
     return Attending(
         torch.tensor(by_kernel) if by_kernel else None,
         tuple(_alone(each, device) for each in alone),
-        tuple(_together(group, dtype, device) for group in groups.values() if len(group) > 1),
+        tuple(_padded_group(group, dtype, device) for group in groups.values() if len(group) > 1),
     )
 
 
@@ -102,7 +102,7 @@ def _alone(segment: Segment, device: torch.device) -> Alone:
     return Alone(slice(segment.start, segment.stop), segment.slot, segment.length, mask)
 
 
-def _together(group: list[Segment], dtype: torch.dtype, device: torch.device) -> Together:
+def _padded_group(group: list[Segment], dtype: torch.dtype, device: torch.device) -> PaddedGroup:
     rows = max(segment.rows for segment in group)
     length = max(segment.length for segment in group)
     slots = np.array([segment.slot for segment in group])
@@ -113,12 +113,12 @@ def _together(group: list[Segment], dtype: torch.dtype, device: torch.device) ->
     lengths = np.ones((count, 1, 1, 1), dtype=np.int64)
     lengths[order, 0, 0, 0] = [segment.length for segment in group]
     mask = torch.from_numpy(np.where(np.arange(length) < lengths, 0.0, -np.inf)).to(dtype)
-    places = np.concatenate([np.arange(segment.start, segment.stop) for segment in group])
-    padded = np.concatenate([place * rows + np.arange(each.rows) for place, each in zip(order, group, strict=True)])
+    packed = np.concatenate([np.arange(segment.start, segment.stop) for segment in group])
+    padded = np.concatenate([index * rows + np.arange(each.rows) for index, each in zip(order, group, strict=True)])
     is_dense = len(padded) == count * rows and (np.diff(padded) == 1).all()
-    return Together(
-        places=torch.from_numpy(places).to(device, non_blocking=True),
-        padded_places=None if is_dense else torch.from_numpy(padded).to(device, non_blocking=True),
+    return PaddedGroup(
+        packed_rows=torch.from_numpy(packed).to(device, non_blocking=True),
+        padded_rows=None if is_dense else torch.from_numpy(padded).to(device, non_blocking=True),
         slots=slice(0, count) if is_view else torch.from_numpy(slots).to(device, non_blocking=True),
         samples=count,
         rows=rows,
@@ -134,28 +134,28 @@ def mix(
     layer: int,
     norms: HeadNorms | None,
     *,
-    places: Tensor | None = None,
+    cache_rows: Tensor | None = None,
     attending: Attending | None = None,
 ) -> Tensor | None:
     """Norms and rotates packed rows, writes their keys and values to the cache, and mixes their queries: [N, H * E].
 
-    A row holds its queries, if they attend, and after them its keys and values, if they have places. The caller must
+    A row holds its queries, if they attend, and after them its keys and values, if they are cached. The caller must
     not use `projected` afterwards: a kernel rotates it in place.
     """
     mixed = None
     if cache.has_kernel:
         by_kernel = None if attending is None else attending.by_kernel
         head_norms = None if norms is None else kernels.Norms(norms.weight, norms.eps)
-        mixed = kernels.mix(projected, rotation, cache.by_layer[layer], places, by_kernel, head_norms)
-        if attending is None or not (attending.alone or attending.together):
+        mixed = kernels.mix(projected, rotation, cache.by_layer[layer], cache_rows, by_kernel, head_norms)
+        if attending is None or not (attending.alone or attending.grouped):
             return mixed
     heads_NHE = projected.view(len(projected), -1, rotation.shape[-1])
-    kv_heads = 0 if places is None else cache.kv_heads
+    kv_heads = 0 if cache_rows is None else cache.kv_heads
     query_heads = heads_NHE.shape[1] - 2 * kv_heads
     if not cache.has_kernel:
         _turn(heads_NHE, query_heads, kv_heads, rotation, norms)
-        if places is not None:
-            cache.write(layer, places, heads_NHE[:, query_heads:])
+        if cache_rows is not None:
+            cache.write(layer, cache_rows, heads_NHE[:, query_heads:])
     if attending is None:
         return None
     return _attend(heads_NHE[:, :query_heads], cache, layer, attending, mixed)
@@ -175,23 +175,23 @@ def _attend(
     queries_NHE: Tensor, cache: KeyValueCache, layer: int, attending: Attending, mixed: Tensor | None
 ) -> Tensor:
     """Mixes what our own kernel does not take; `mixed` is what it has done, if it took anything."""
-    alone, together = attending.alone, attending.together
+    alone, together = attending.alone, attending.grouped
     if mixed is None and len(alone) + len(together) == 1:
         if alone:
             return _attend_one(queries_NHE, cache, layer, alone[0]).flatten(1)
-        if together[0].padded_places is None:
+        if together[0].padded_rows is None:
             return _attend_padded(queries_NHE, cache, layer, together[0]).flatten(1)
     mixed_NHE = torch.empty_like(queries_NHE) if mixed is None else mixed.view(queries_NHE.shape)
     for segment in alone:
         mixed_NHE[segment.queries] = _attend_one(queries_NHE[segment.queries], cache, layer, segment)
     for group in together:
-        chosen = queries_NHE[group.places]
-        if group.padded_places is None:
-            mixed_NHE[group.places] = _attend_padded(chosen, cache, layer, group)
+        chosen = queries_NHE[group.packed_rows]
+        if group.padded_rows is None:
+            mixed_NHE[group.packed_rows] = _attend_padded(chosen, cache, layer, group)
         else:
             padded = chosen.new_zeros(group.samples * group.rows, *chosen.shape[1:])
-            padded[group.padded_places] = chosen
-            mixed_NHE[group.places] = _attend_padded(padded, cache, layer, group)[group.padded_places]
+            padded[group.padded_rows] = chosen
+            mixed_NHE[group.packed_rows] = _attend_padded(padded, cache, layer, group)[group.padded_rows]
     return mixed_NHE.flatten(1)
 
 
@@ -215,7 +215,7 @@ def _attend_folded(queries_RHE: Tensor, keys: Tensor, values: Tensor, mask: Tens
     return _unfold(F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask), heads=queries_RHE.shape[1])
 
 
-def _attend_padded(queries_NHE: Tensor, cache: KeyValueCache, layer: int, group: Together) -> Tensor:
+def _attend_padded(queries_NHE: Tensor, cache: KeyValueCache, layer: int, group: PaddedGroup) -> Tensor:
     """One call for several samples, `rows` queries each."""
     keys, values = cache.read(layer, group.slots, group.length)
     folded = _fold(queries_NHE, samples=group.samples, kv_heads=keys.shape[1])
@@ -225,7 +225,7 @@ def _attend_padded(queries_NHE: Tensor, cache: KeyValueCache, layer: int, group:
 
 
 def _fold(queries_NHE: Tensor, *, samples: int, kv_heads: int) -> Tensor:
-    """[samples, K, group * rows, E]: the query heads of a key-value head, one behind the other."""
+    """[samples, K, group * rows, E]: the query heads of a key-value head, one after the other."""
     _, heads, width = queries_NHE.shape
     split = queries_NHE.view(samples, -1, kv_heads, heads // kv_heads, width)
     return split.permute(0, 2, 3, 1, 4).reshape(samples, kv_heads, -1, width)

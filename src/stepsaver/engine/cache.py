@@ -27,7 +27,7 @@ VIEWS = 64  # that are kept before they are all made anew
 
 
 class KeyValueCache:
-    """Per layer [slots, 2 K, capacity, E]: a slot's keys, head by head, and behind them its values.
+    """Per layer [slots, 2 K, capacity, E]: a slot's keys, head by head, and after them its values.
 
     The views that attention reads are made for all layers at once and kept: making one costs as much as a small
     operation.
@@ -48,21 +48,21 @@ class KeyValueCache:
     def bytes(self) -> int:
         return self.stored.nbytes
 
-    def places(self, slots: Index, positions: Index) -> Tensor:
-        """Where packed rows belong: among all rows of all heads of all slots, the places of their first head [N].
+    def row_indices(self, slots: Index, positions: Index) -> Tensor:
+        """Where packed rows belong: among all rows of all heads of all slots, the indices of their first head [N].
 
         Without a kernel that writes them, those of all their heads [N, 2 K].
         """
         assert slots.max() < self.slots
         assert positions.max() < self.capacity
-        places = slots * (2 * self.kv_heads * self.capacity) + positions
+        indices = slots * (2 * self.kv_heads * self.capacity) + positions
         if not self.has_kernel:
-            places = places[:, None] + np.arange(2 * self.kv_heads) * self.capacity
-        return torch.from_numpy(places).to(self.device, non_blocking=True)
+            indices = indices[:, None] + np.arange(2 * self.kv_heads) * self.capacity
+        return torch.from_numpy(indices).to(self.device, non_blocking=True)
 
-    def write(self, layer: int, places: Tensor, keys_values: Tensor) -> None:
-        """Puts packed rows [N, 2 K, E] at their places, where no kernel does it."""
-        self.by_layer[layer].view(-1, self.stored.shape[-1])[places] = keys_values
+    def write(self, layer: int, indices: Tensor, keys_values: Tensor) -> None:
+        """Puts packed rows [N, 2 K, E] where they belong, where no kernel does it."""
+        self.by_layer[layer].view(-1, self.stored.shape[-1])[indices] = keys_values
 
     def kernel_attends(self, length: int) -> bool:
         """Whether our own kernel attends contexts of that many rows."""
@@ -122,9 +122,9 @@ class DeltaCache:
         return sum(tensor.nbytes for deltas in self.by_layer.values() for tensor in deltas)
 
 
-def keep_deltas(stored: Tensor, places: Tensor, delta_ND: Tensor) -> None:
-    """Puts the deltas of packed rows at their places among those of one layer and part."""
+def keep_deltas(stored: Tensor, indices: Tensor, delta_ND: Tensor) -> None:
+    """Puts the deltas of packed rows where they belong among those of one layer and part."""
     if kernels.serve(stored.dtype, stored.device):
-        kernels.copy_rows(delta_ND, stored, places)
+        kernels.copy_rows(delta_ND, stored, indices)
     else:
-        stored.index_copy_(0, places, delta_ND)
+        stored.index_copy_(0, indices, delta_ND)

@@ -134,7 +134,7 @@ class Engine:
             raise unknown_name("estimator", estimator, ESTIMATORS)
         if estimator == "trajectory" and isinstance(self.policy, Verified):
             raise UsageError("verified drafts have the text of autoregressive decoding: score with that estimator")
-        checked = [self._score_request(place, each, score_stop) for place, each in enumerate(requests)]
+        checked = [self._score_request(index, each, score_stop) for index, each in enumerate(requests)]
         return self._score(checked, estimator, trace if trace is not None else Trace())
 
     def _requests(
@@ -191,13 +191,13 @@ class Engine:
             for index, (loglikelihood, is_greedy) in enumerate(found, start):
                 yield Score(index, loglikelihood, is_greedy, 1)
 
-    def _score_request(self, place: int, request: ScoreRequest, score_stop: bool) -> ScoreRequest:
+    def _score_request(self, index: int, request: ScoreRequest, score_stop: bool) -> ScoreRequest:
         continuation = request.continuation_ids
         if score_stop:
             if not self.decoding.stop_ids:
                 raise UsageError("score_stop needs a stop token, and this model has none; set the stop id")
             continuation = (*continuation, self.decoding.stop_ids[0])
-        where = f"request {place}"
+        where = f"request {index}"
         context = check_prompt(
             Prompt(request.context_ids), self.model.config, self.decoding, len(continuation), f"{where}, context"
         )
@@ -268,8 +268,8 @@ class Engine:
             )
         return Memory(cache, deltas, model.rotations(capacity), probed, self.observe)
 
-    def _request(self, place: int, prompt: Prompt | Sequence[int], max_new_tokens: int) -> Request:
+    def _request(self, index: int, prompt: Prompt | Sequence[int], max_new_tokens: int) -> Request:
         given = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         limit = max_new_tokens if given.max_new_tokens is None else given.max_new_tokens
-        ids = check_prompt(given, self.model.config, self.decoding, limit, f"prompt {place}")
+        ids = check_prompt(given, self.model.config, self.decoding, limit, f"prompt {index}")
         return Request(ids, limit, request_key(ids, given.identity))

@@ -118,10 +118,12 @@ class Forward:
         if run.is_fused:
             projected = self.stream.through(attention.project, run.queries)
             self.executed.count_keys_values(projected.shape[0])
-            return mix(projected, run.query_rotation, cache, index, norms, places=run.places, attending=run.attending)
-        if run.places is not None:
+            return mix(
+                projected, run.query_rotation, cache, index, norms, cache_rows=run.cache_rows, attending=run.attending
+            )
+        if run.cache_rows is not None:
             projected = self.stream.through(attention.project_keys_values, run.keys_values)
-            mix(projected, run.keys_values_rotation, cache, index, norms, places=run.places)
+            mix(projected, run.keys_values_rotation, cache, index, norms, cache_rows=run.cache_rows)
             self.executed.count_keys_values(projected.shape[0])
         if not run.queries.size:
             return None
@@ -158,7 +160,7 @@ class Forward:
 def _measure_drift(drift_N: Tensor, delta: Tensor, before: Tensor, rows: Subset) -> None:
     """Raises each row's drift to the relative change of this delta. The caller knows whose old delta means anything."""
     change = (torch.linalg.vector_norm(delta - before, dim=-1) / torch.linalg.vector_norm(delta, dim=-1)).float()
-    if rows.places is None:
+    if rows.indices is None:
         torch.maximum(drift_N, change, out=drift_N)
     else:
-        drift_N[rows.places] = torch.maximum(drift_N[rows.places], change)
+        drift_N[rows.indices] = torch.maximum(drift_N[rows.indices], change)

@@ -47,11 +47,11 @@ class PackedRows(NamedTuple):
 class Subset(NamedTuple):
     """Some of a sequence of rows."""
 
-    places: Tensor | None  # None: all of them
+    indices: Tensor | None  # None: all of them
     size: int
 
     def select(self, rows: Tensor) -> Tensor:
-        return rows if self.places is None else rows[self.places]
+        return rows if self.indices is None else rows[self.indices]
 
 
 class PartRows(NamedTuple):
@@ -69,7 +69,7 @@ class PackedRun(NamedTuple):
     is_fused: bool  # queries, keys and values of all rows: one projection
     keys_values: Subset
     keys_values_rotation: Rotation
-    places: Tensor | None  # of the keys and values, if there are any
+    cache_rows: Tensor | None  # where the keys and values go, if there are any
     queries: Subset
     query_rotation: Rotation
     attending: Attending
@@ -108,7 +108,7 @@ class Packer:
         self._nothing = torch.empty(0, dtype=torch.int64, device=self.device)
         self._subsets: dict[tuple[tuple[Rows, ...], tuple[Rows, ...]], Subset] = {}
         self._rotations: dict[tuple[Rows, ...], Rotation] = {}
-        self._places: dict[tuple[Rows, ...], Tensor | None] = {}
+        self._cache_rows: dict[tuple[Rows, ...], Tensor | None] = {}
         self._attending: dict[tuple[Rows, ...], Attending] = {}
         self._delta_indices: dict[tuple[Rows, ...], Tensor] = {}
 
@@ -122,19 +122,19 @@ class Packer:
         written = self._subset(keys_values, windows)
         queries = self._subset(attention, windows)
         kept_rows = self._subset(kept, windows)
-        if keys_values not in self._places:
-            self._places[keys_values] = _places(steps, keys_values, self.cache) if written.size else None
+        if keys_values not in self._cache_rows:
+            self._cache_rows[keys_values] = _cache_rows(steps, keys_values, self.cache) if written.size else None
         if attention not in self._attending:
             self._attending[attention] = plan_attending(_segments(steps, attention), self.cache)
         return PackedRun(
-            is_fused=written.places is None and queries.places is None and kept_rows.places is None,
+            is_fused=written.indices is None and queries.indices is None and kept_rows.indices is None,
             keys_values=written,
             keys_values_rotation=self._rotation(keys_values, written),
-            places=self._places[keys_values],
+            cache_rows=self._cache_rows[keys_values],
             queries=queries,
             query_rotation=self._rotation(attention, queries),
             attending=self._attending[attention],
-            kept=kept_rows.places,
+            kept=kept_rows.indices,
             attention=self._part(steps, attention, kept),
             mlp=self._part(steps, mlp, kept),
         )
@@ -155,8 +155,8 @@ class Packer:
         if not any(parts):
             return Subset(self._nothing, 0)
         if (parts, wholes) not in self._subsets:
-            places = _places_within(parts, wholes)
-            self._subsets[parts, wholes] = Subset(_tensor(places, self.device), len(places))
+            indices = _indices_within(parts, wholes)
+            self._subsets[parts, wholes] = Subset(_tensor(indices, self.device), len(indices))
         return self._subsets[parts, wholes]
 
     def _rotation(self, parts: tuple[Rows, ...], subset: Subset) -> Rotation:
@@ -174,20 +174,22 @@ class Packer:
         return self._delta_indices[parts]
 
 
-def _places_within(parts: Sequence[Rows], wholes: Sequence[Rows]) -> Index:
-    places: list[Index] = []
+def _indices_within(parts: Sequence[Rows], wholes: Sequence[Rows]) -> Index:
+    indices: list[Index] = []
     offset = 0
     for part, whole in zip(parts, wholes, strict=True):
         if part:
-            places.append(offset + index_within(part, whole))
+            indices.append(offset + index_within(part, whole))
         offset += whole.bit_count()
-    return np.concatenate(places)
+    return np.concatenate(indices)
 
 
-def _places(steps: Sequence[Step], written: Sequence[Rows], cache: KeyValueCache) -> Tensor:
+def _cache_rows(steps: Sequence[Step], written: Sequence[Rows], cache: KeyValueCache) -> Tensor:
     index = [row_index(rows) for rows in written]
     slots = np.repeat([step.slot for step in steps], [len(rows) for rows in index])
-    return cache.places(slots, np.concatenate([step.start + rows for step, rows in zip(steps, index, strict=True)]))
+    return cache.row_indices(
+        slots, np.concatenate([step.start + rows for step, rows in zip(steps, index, strict=True)])
+    )
 
 
 def _segments(steps: Sequence[Step], queries: Sequence[Rows]) -> list[Segment]:

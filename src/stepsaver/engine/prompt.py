@@ -17,7 +17,7 @@ class Prompt:
 
 
 def check_prompt(
-    prompt: Prompt, config: ModelConfig, decoding: DecodingSettings, max_new_tokens: int, place: str
+    prompt: Prompt, config: ModelConfig, decoding: DecodingSettings, max_new_tokens: int, where: str
 ) -> tuple[int, ...]:
     """The prompt's ids if the model can take them. An empty prompt stands for the bos token."""
     if max_new_tokens < 0:
@@ -25,14 +25,14 @@ def check_prompt(
     ids = prompt.ids
     if not ids:
         if decoding.bos_id is None:
-            raise UsageError(f"{place} is empty, which stands for the bos token, and this model has none")
+            raise UsageError(f"{where} is empty, which stands for the bos token, and this model has none")
         ids = (decoding.bos_id,)
     outside = next((token for token in ids if not 0 <= token < config.vocab), None)
     if outside is not None:
-        raise UsageError(f"{place}: id {outside} is outside the vocabulary of {config.vocab}")
+        raise UsageError(f"{where}: id {outside} is outside the vocabulary of {config.vocab}")
     if len(ids) + max_new_tokens > config.max_positions:
         raise UsageError(
-            f"{place}: {len(ids)} tokens and {max_new_tokens} new ones exceed "
+            f"{where}: {len(ids)} tokens and {max_new_tokens} new ones exceed "
             f"the model's {config.max_positions} positions"
         )
     return ids

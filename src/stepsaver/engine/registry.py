@@ -117,11 +117,11 @@ def describe(instance: Any) -> str:
     return f"{instance.name}:{fields}" if fields else instance.name
 
 
-def _value(text: str, hint: Any, place: str) -> Any:
+def _value(text: str, hint: Any, where: str) -> Any:
     if typing.get_origin(hint) is typing.Literal:
         allowed = typing.get_args(hint)
         if text not in allowed:
-            raise unknown_name(place, text, allowed)
+            raise unknown_name(where, text, allowed)
         return text
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         choices = typing.get_args(hint)
@@ -133,12 +133,12 @@ def _value(text: str, hint: Any, place: str) -> Any:
         hint = next(each for each in choices if each is not type(None))
     if hint is bool:
         if text not in ("true", "false"):
-            raise UsageError(f"{place} {text!r} is neither true nor false")
+            raise UsageError(f"{where} {text!r} is neither true nor false")
         return text == "true"
     try:
         return hint(text)
     except ValueError:
-        raise UsageError(f"{place} {text!r} is not {'a whole number' if hint is int else 'a number'}") from None
+        raise UsageError(f"{where} {text!r} is not {'a whole number' if hint is int else 'a number'}") from None
 
 
 def value_text(value: Any) -> str:

@@ -126,9 +126,9 @@ def _target_scores(logits_NV: Tensor, targets: Sequence[tuple[int, ...]]) -> Ten
     """The log-probabilities of the targets of all rows."""
     if not any(targets):
         return logits_NV.new_empty(0)
-    places = [row for row, tokens in enumerate(targets) for _ in tokens]
+    rows = [row for row, tokens in enumerate(targets) for _ in tokens]
     tokens = [token for each in targets for token in each]
-    index = torch.tensor([places, tokens], dtype=torch.int64).to(logits_NV.device, non_blocking=True)
+    index = torch.tensor([rows, tokens], dtype=torch.int64).to(logits_NV.device, non_blocking=True)
     return logits_NV[index[0], index[1]] - logits_NV.logsumexp(-1)[index[0]]
 
 
@@ -146,5 +146,5 @@ def _draw(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: Sequenc
     allowed = torch.where(only_mask, torch.where(order == mask_id, 0.0, probabilities), allowed)
     steps = allowed.cumsum(-1)
     targets = torch.tensor(uniforms, dtype=torch.float64).to(steps.device, non_blocking=True)[:, None] * steps[:, -1:]
-    place = torch.searchsorted(steps, targets, right=True).clamp_max(steps.shape[-1] - 1)
-    return order.gather(-1, place)[:, 0], allowed.gather(-1, place)[:, 0]
+    chosen = torch.searchsorted(steps, targets, right=True).clamp_max(steps.shape[-1] - 1)
+    return order.gather(-1, chosen)[:, 0], allowed.gather(-1, chosen)[:, 0]

@@ -16,22 +16,22 @@ class Stream:
 
     def through(self, part: Callable[..., Tensor], rows: Subset) -> Tensor:
         """What a part, which begins with a norm, makes of some rows. It adds the pending delta where it takes all."""
-        if rows.places is not None:
-            return part(self.settled()[rows.places])
+        if rows.indices is not None:
+            return part(self.settled()[rows.indices])
         pending, self.pending = self.pending, None
         return part(self.h_ND, added=pending)
 
     def add(self, delta: Tensor, rows: Subset) -> None:
         self.settled()
-        if rows.places is None:
+        if rows.indices is None:
             self.pending = delta
         else:
-            self.h_ND.index_add_(0, rows.places, delta)
+            self.h_ND.index_add_(0, rows.indices, delta)
 
-    def keep(self, places: Tensor | None) -> None:
+    def keep(self, indices: Tensor | None) -> None:
         """Lets only some rows go on; None: all."""
-        if places is not None:
-            self.h_ND = self.settled()[places]
+        if indices is not None:
+            self.h_ND = self.settled()[indices]
 
     def settled(self) -> Tensor:
         """The hidden states with everything added."""

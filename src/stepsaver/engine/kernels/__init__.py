@@ -185,16 +185,16 @@ def silu_product(gate_up: Tensor) -> Tensor:
     return out
 
 
-def copy_rows(x_ND: Tensor, stored: Tensor, places: Tensor) -> None:
-    """Puts each row at its place among the rows of `stored`; no two have the same."""
+def copy_rows(x_ND: Tensor, stored: Tensor, indices: Tensor) -> None:
+    """Puts each row at its index among the rows of `stored`; no two have the same."""
     assert _library is not None
     assert x_ND.dtype == stored.dtype == torch.float32
     assert x_ND.is_contiguous()
     assert stored.is_contiguous()
-    assert places.dtype == torch.int64
+    assert indices.dtype == torch.int64
     rows, width = x_ND.shape
-    assert places.shape == (rows,)
-    _library.stepsaver_copy_rows(x_ND.data_ptr(), stored.data_ptr(), places.data_ptr(), rows, width)
+    assert indices.shape == (rows,)
+    _library.stepsaver_copy_rows(x_ND.data_ptr(), stored.data_ptr(), indices.data_ptr(), rows, width)
 
 
 def can_attend(head_dim: int, length: int) -> bool:
@@ -213,14 +213,14 @@ def mix(
     projected: Tensor,
     rotation: Tensor,
     stored: Tensor,
-    places: Tensor | None,
+    cache_rows: Tensor | None,
     segments: Tensor | None,
     norms: Norms | None = None,
 ) -> Tensor | None:
     """Norms and rotates packed rows in place, stores keys and values in a layer's [slots, 2 K, capacity, E], attends.
 
-    A row [heads * E] holds its queries, and after them its keys and values if they have places: counted over all heads
-    of all slots, the first head goes to row places[n], each further one `capacity` rows on. `rotation` is as
+    A row [heads * E] holds its queries, and after them its keys and values if they are cached: counted over all heads
+    of all slots, the first head goes to row cache_rows[n], each further one `capacity` rows on. `rotation` is as
     `models/rope.py` makes it. `segments`: per sample that attends, the first of its rows, the one after its last, its
     slot, how many rows of context the first one sees (at most what `can_attend` allows, for the last one too), and how
     many more each one sees than the one before it. Returns the mixed queries, of other rows whatever
@@ -230,12 +230,12 @@ def mix(
     assert projected.dtype == rotation.dtype == stored.dtype == torch.float32
     _, kv_rows, capacity, head_dim = stored.shape
     rows, width = projected.shape
-    heads = width // head_dim - (0 if places is None else kv_rows)
+    heads = width // head_dim - (0 if cache_rows is None else kv_rows)
     assert rotation.numel() == rows * 2 * head_dim
     assert projected.is_contiguous()
     assert rotation.is_contiguous()
     assert stored.is_contiguous()
-    assert places is None or (places.dtype == torch.int64 and places.shape == (rows,))
+    assert cache_rows is None or (cache_rows.dtype == torch.int64 and cache_rows.shape == (rows,))
     assert segments is None or (segments.dtype == torch.int64 and segments.shape[1] == 5 and can_attend(head_dim, 0))
     assert norms is None or (norms.weight.dtype == torch.float32 and norms.weight.shape == (2 * head_dim,))
     out = None if segments is None else projected.new_empty((rows, heads * head_dim))
@@ -244,7 +244,7 @@ def mix(
         None if out is None else out.data_ptr(),
         rotation.data_ptr(),
         stored.data_ptr(),
-        None if places is None else places.data_ptr(),
+        None if cache_rows is None else cache_rows.data_ptr(),
         None if segments is None else segments.data_ptr(),
         None if norms is None else norms.weight.data_ptr(),
         rows,

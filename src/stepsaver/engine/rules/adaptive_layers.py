@@ -20,7 +20,7 @@ class AdaptiveLayers(Rule):
     Source: the adaptive skip that the experiment log proposes, after the caches of image diffusion that skip a whole
     step (TeaCache, Liu et al., 2024); here each row is decided for itself. The first `probe` layers always run
     and measure the drift of unchanged rows; while a row's drift, added up since all its layers last ran, stays under
-    `threshold`, and it has reused fewer than `max_age` times in a row, the layers behind reuse its deltas.
+    `threshold`, and it has reused fewer than `max_age` times in a row, the layers after it reuse its deltas.
     """
 
     name: ClassVar[str] = "adaptive_layers"

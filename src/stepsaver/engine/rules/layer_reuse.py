@@ -20,7 +20,7 @@ class LayerReuse(Rule):
     """The source's layer reuse, in its own semantics and in two that carry information.
 
     Source: the 3x3 grid of experiment 00_baseline (k = 1, 2, 3 on the first, middle or last 12 layers).
-    `output` is what the source computed: the group returns its cached absolute output. Every layer behind the group
+    `output` is what the source computed: the group returns its cached absolute output. Every layer after the group
     then sees its old input, so the step's logits are the last ones whatever the group, and the honest cost of such a
     step is no forward at all. It acts on sub-block steps whose index is no multiple of k.
     `delta` differs: a row adds the group's cached deltas to its new residual stream if it is unchanged and has reused
