@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepsaver.bench.machine.facts import measure_rows
+from stepsaver.bench.machine import measure_rows
 from stepsaver.bench.machine.measure_rows import measure_row_costs
 from stepsaver.bench.results.stored_costs import ROW_COSTS, read_row_costs, store_row_costs
 from stepsaver.engine.models.load import random_model
@@ -87,11 +87,15 @@ def test_profiles_are_stored_by_session(costs: RowCosts, tmp_path: Path) -> None
     assert read_row_costs(tmp_path) == {"first": costs, "second": other}
 
 
-@pytest.mark.parametrize("line", ["", "{", "[]", "7", '{"session": "one"}', '{"session": "one", "rows": 7}'])
-def test_what_is_no_profile_is_left_out(line: str, costs: RowCosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"{", b"[]", b"7", b'{"session": "one"}', b'{"session": "one", "rows": 7}', b"\xff", b"[" * 100_000],
+    ids=lambda line: ascii(line)[:20],
+)
+def test_what_is_no_profile_is_left_out(line: bytes, costs: RowCosts, tmp_path: Path) -> None:
     store_row_costs(tmp_path, "whole", costs)
     path = tmp_path / ROW_COSTS
-    path.write_text(f"{line}\n{path.read_text(encoding='utf-8')}", encoding="utf-8")
+    path.write_bytes(line + b"\n" + path.read_bytes())
     assert read_row_costs(tmp_path) == {"whole": costs}
 
 

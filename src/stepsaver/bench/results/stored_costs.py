@@ -28,11 +28,11 @@ def read_row_costs(folder: Path) -> CostsBySession:
     """It is only ever shown, no run goes on from it: lines that do not hold or are of another version are left out."""
     path = folder / ROW_COSTS
     found: CostsBySession = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
             content = json.loads(line)
             if document_holds(content):
                 found[content["session"]] = row_costs_from_json(content)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return found
