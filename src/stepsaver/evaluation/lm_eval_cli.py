@@ -40,6 +40,7 @@ REFUSED = {
 }
 
 WHOLE_NUMBERS = ("batch_size", "max_gen_toks", "block_size", "sub_block_size", "mask_id")
+TRUTHS = ("prefix_cache", "block_cache", "score_stop")
 SETTLED_BY_RECIPE = ("rules", "policy", "threshold", "sub_block_size", "join")
 HARNESS_DEVICE = "cuda:0"  # what lm-eval passes when its user said nothing, on machines without one too
 
@@ -170,7 +171,16 @@ def _converted(name: str, value: Any) -> Any:
         if not str(value).isdecimal():
             raise UsageError(f"--model_args: {name} {value!r} is not a whole number")
         return int(value)
-    return value
+    if name in TRUTHS:
+        if not isinstance(value, bool):
+            raise UsageError(f"--model_args: {name} {value!r} is neither true nor false")
+        return value
+    if name == "threshold":
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise UsageError(f"--model_args: threshold {value!r} is not a number") from None
+    return str(value)  # such as a rule that is called 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
