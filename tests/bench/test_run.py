@@ -23,6 +23,7 @@ from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.results.stored_costs import ROW_COSTS, read_row_costs
 from stepsaver.bench.running import run as run_module
 from stepsaver.bench.running import session as session_module
+from stepsaver.bench.running.config_runner import ConfigRunner
 from stepsaver.bench.running.session import Session
 from stepsaver.cli import main
 from stepsaver.engine.engine import Engine
@@ -118,10 +119,10 @@ def test_engines_take_what_a_forward_was_measured_to_cost(finished: Path, monkey
     costs = next(iter(read_row_costs(cell(finished, "baseline").parent).values()))
     experiment = read_experiment(finished)
     session = session_module.open_session(experiment, model_name=experiment.spec.model)
-    runner = session_module.ConfigRunner(session, experiment, experiment.config("baseline"), "generation")
+    runner = ConfigRunner(session, experiment, experiment.config("baseline"), "generation")
     monkeypatch.setattr(runner.lm, "generate_until", lambda requests, disable_tqdm: None)
     _, timing = runner.run_chunk([], chunk=0, samples=0)
-    assert (runner.engine.forward_rows, timing["predicted_seconds"]) == (None, None)
+    assert (runner.engine.forward_rows, timing.predicted_seconds) == (None, None)
     session.row_costs = replace(costs, forward=tuple(100.0 + rows for rows in costs.rows))
     runner.run_chunk([], chunk=0, samples=0)
     assert runner.engine.forward_rows == session.row_costs.forward_rows > 0
