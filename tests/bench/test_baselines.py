@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,8 @@ def test_the_audit_holds_configs_against_their_own_baseline(finished: Path) -> N
 def test_a_policy_is_compared_by_what_it_means(finished: Path, stored: str | None, is_invalid: bool) -> None:
     task = read_evidence(read_experiment(finished), finished / "results", f"mini_ifeval_limit_{LIMIT}")
     (cell,) = (each for each in task.cells if each.name == "trimmed")
-    cell.identity["policy"] = stored
+    changed = replace(cell, identity=cell.identity.model_copy(update={"policy": stored}))
+    task = replace(task, cells=tuple(changed if each is cell else each for each in task.cells))
     found = [each.message for each in audit(task) if each.check == "decoding"]
     assert found == (["trimmed did not run with the declared policy"] if is_invalid else [])
 

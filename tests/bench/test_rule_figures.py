@@ -8,25 +8,27 @@ import pytest
 
 from stepsaver.bench.judging.rule_figures import figures_of, stored_figures
 from stepsaver.cli import main
+from tests.bench.made_up import SUMMARY, summary
 from tests.test_architecture import ROOT
 
 
 def save(folder: Path, config: str, up: float, drop: float, rules: list[str], **more: Any) -> None:
-    summary = {
+    params = {"rules": rules, "batch_size": more.pop("batch", 32), "policy": more.pop("policy", "threshold")}
+    changes = {
         "config": config,
         "task": folder.name,
         "samples": more.pop("samples", 100),
-        "is_baseline": not rules and "policy" not in more,
+        "is_baseline": not rules and params["policy"] == "threshold",
         "equal_to": more.pop("equal_to", None),
         "speed_up": {"tokens_per_s": [up, up - 0.1, up + 0.1], "seconds_per_sample": [up + 1, up + 1, up + 1]},
         "speed_up_chunks": 20,
-        "paired": {"drop_points": [drop, drop - 1, drop + 1]},
+        "paired": SUMMARY["paired"] | {"drop_points": [drop, drop - 1, drop + 1]},
         "predicted_speed_up": more.pop("predicted", up),
         "ceiling": more.pop("ceiling", 2.0),
-        "eval_params": {"rules": rules, "batch_size": more.pop("batch", 32), "policy": more.pop("policy", "threshold")},
-    } | more
+        "eval_params": SUMMARY["eval_params"] | params,
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{config}.json").write_text(json.dumps(summary))
+    (folder / f"{config}.json").write_text(json.dumps(summary(**changes | more).as_json()))
 
 
 def test_the_fastest_that_can_be_afforded_on_the_largest_task(tmp_path: Path) -> None:

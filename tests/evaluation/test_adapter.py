@@ -107,7 +107,7 @@ def test_a_long_prompt_is_cut_from_the_left_with_a_notice(
     assert answers == ["end", "ort"]
     assert "1 of 2 prompts exceed the model's 64 positions" in caplog.text
     assert "by up to 63 tokens" in caplog.text
-    with pytest.raises(UsageError, match="leave no place for a prompt"):
+    with pytest.raises(UsageError, match="leave no room for a prompt"):
         lm.generate_until(_generations(("x", {"max_gen_toks": 64})))
 
 
@@ -166,7 +166,7 @@ def test_a_long_context_is_cut_and_a_longer_continuation_refused(
     with caplog.at_level(logging.WARNING):
         assert lm.loglikelihood(_pairs(("c" * 100, "abcd"))) == [(-28.0, False)]
     assert "1 of 1 prompts" in caplog.text
-    with pytest.raises(UsageError, match="leave no place"):
+    with pytest.raises(UsageError, match="leave no room"):
         lm.loglikelihood(_pairs(("c", "x" * 32)))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 
@@ -40,6 +40,7 @@ def chat(tokenizer: TextTokenizer, question: str = QUESTION) -> str:
     return tokenizer.chat_prompt([{"role": "user", "content": question}])
 
 
+@settings(deadline=None)  # the first call reads the tokenizer
 @given(st.text(max_size=30), st.text(max_size=10))
 def test_what_a_template_wrote_is_context_and_the_rest_is_scored(
     tokenizer: TextTokenizer, question: str, answer: str

@@ -60,7 +60,9 @@ def summary_of(config: str, index: int, samples: int, rate: Interval, *, is_base
             "forwards": 1000 - 10 * index,
             "row_layers": sum(kinds.values()),
             "row_layers_reused": 300 * index,
-            "by_kind": {kind: {"row_layers": rows, "flops": 1e5 * rows} for kind, rows in kinds.items()},
+            "by_kind": {
+                kind: {"steps": rows // 100, "row_layers": rows, "flops": 1e5 * rows} for kind, rows in kinds.items()
+            },
         },
         run_id=f"{index:012x}",
     )

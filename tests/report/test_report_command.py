@@ -218,6 +218,17 @@ def test_only_a_complete_run_becomes_artifacts(experiment: Path, capsys: pytest.
     assert not (experiment / "artifacts").exists()
 
 
+def test_configs_that_never_ran_are_no_artifacts(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (experiment / "results").glob("*/output"):
+        shutil.rmtree(folder)
+    report(experiment, "--save-artifacts")
+    saved = {path.stem for path in (experiment / "artifacts" / f"mini_mmlu_limit_{LIMIT}").glob("*.json")}
+    assert saved == set(CONFIGS) - {"output"}
+    shutil.rmtree(experiment / "results")
+    report(experiment)
+    assert "output (not among the artifacts)" in (experiment / "results.md").read_text()
+
+
 def test_traced_samples_are_played_from_the_browser(experiment: Path, chromium: Any) -> None:
     report(experiment, "--trace-samples", "2", "--trace-config", "trimmed")
     open_page(chromium, experiment / "report.html")

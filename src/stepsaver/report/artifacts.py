@@ -27,11 +27,14 @@ def artifacts_folder(experiment: Experiment, results: Path) -> Path:
 
 
 def save_artifacts(task: ReportTask) -> Path:
-    """Writes a task's summaries and findings. Refuses what is not complete, for nobody could tell later."""
+    """Writes a task's summaries and findings. Configs that were never run are left out, and a clone says so of them;
+    those that are run in part are refused, for nobody could tell later.
+    """
     if task.source == "artifacts":
         raise UsageError(f"{task.folder} has no results here; its artifacts are all there is")
-    if task.unfinished:
-        names = ", ".join(f"{cell.name} ({cell.state})" for cell in task.unfinished)
+    begun = [cell for cell in task.unfinished if cell.state != "missing"]
+    if begun or not task.done:
+        names = ", ".join(f"{cell.name} ({cell.state})" for cell in begun or task.unfinished)
         raise UsageError(f"{task.experiment.name}, {task.folder} is not complete: {names}")
     folder = artifacts_folder(task.experiment, task.results) / task.folder
     folder.mkdir(parents=True, exist_ok=True)
