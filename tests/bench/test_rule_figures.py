@@ -39,7 +39,7 @@ def test_the_fastest_that_can_be_afforded_on_the_largest_task(tmp_path: Path) ->
     save(large, "garbage", 3.0, 40.0, ["trim:level=random"], samples=500)
     save(large, "both", 1.5, 1.0, ["trim:level=changed", "near_rows:ahead=0"], samples=500)
     save(large, "other_policy", 2.0, 1.0, ["trim:level=changed"], samples=500, policy="fixed:rows=8")
-    save(large, "same", 2.0, 0.0, ["trim:level=changed"], samples=500, predicted=1.0, ceiling=1.0)
+    save(large, "same", 2.0, 0.0, ["trim:level=changed"], samples=500, predicted=1.0, ceiling=1.0, different_answers=0)
     save(large, "taken_over", 2.0, 0.0, ["trim:level=changed"], samples=500, equal_to="fast")
     save(small, "baseline", 1.0, 0.0, [])
     save(small, "lucky", 1.9, 0.0, ["trim:level=changed"])

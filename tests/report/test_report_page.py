@@ -45,8 +45,9 @@ def page(experiment: Experiment) -> Path:
 def test_a_control_is_called_one_and_is_not_red(experiment: Experiment) -> None:
     """k1_middle and k1_last do exactly the work of k1_first: there is nothing to reject."""
     task = made_up_task(experiment)
+    same = {"predicted_speed_up": 1.0, "ceiling": 1.0, "different_answers": 0}
     controls = [
-        replace(cell, summary=cell.summary.model_copy(update={"predicted_speed_up": 1.0, "ceiling": 1.0}))
+        replace(cell, summary=cell.summary.model_copy(update=same))
         for cell in task.cells[1:3]
         if cell.summary is not None
     ]
