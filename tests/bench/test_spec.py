@@ -66,6 +66,7 @@ baseline: fixed_True
     ("text", "message"),
     [
         (GRID.replace("tasks:", "task:"), "line 2: task: unknown key"),
+        (GRID + 'model: "\\ud800"\n', "line 11: half of a surrogate pair is no character"),
         (GRID.replace("baseline: k1_first", "baseline: k9"), "line 7: baseline 'k9' is no config"),
         (
             GRID.replace("layers: [first, last]", 'layers: [first, "3-4"]'),

@@ -205,3 +205,22 @@ def test_drafts_are_longer_where_a_forward_costs_more_rows(tiny_model: Transform
         rows = [each.rows for each in trace.entries if each.kind == "draft"]
         drafted[forward_rows] = sum(rows) / len(rows)
     assert drafted[1.0] < drafted[1024.0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"forward": ["x"] * 6},
+        {"threads": "2"},
+        {"device": 5},
+        {"mlp": [1.0]},
+        {"rows": []},
+        {"tick": None},
+        {"head": 3.0},
+    ],
+)
+def test_a_profile_of_another_type_is_none(damage: dict) -> None:
+    content = json.loads(json.dumps(made_up().as_json()))
+    assert row_costs_from_json(content) == made_up()
+    with pytest.raises((TypeError, ValueError)):
+        row_costs_from_json(content | damage)

@@ -78,8 +78,19 @@ class RowCosts:
 
 
 def row_costs_from_json(content: dict[str, Any]) -> RowCosts:
-    values: dict[str, Any] = {each.name: content[each.name] for each in fields(RowCosts)}
-    return RowCosts(**values | {name: tuple(value) for name, value in values.items() if isinstance(value, list)})
+    """Raises TypeError or ValueError where something is not of its type, or the curves do not fit the rows."""
+    values: dict[str, Any] = {}
+    for each in fields(RowCosts):
+        value, is_text = content[each.name], each.type is str
+        numbers = value if isinstance(value, list) else [] if is_text else [value]
+        if is_text != isinstance(value, str) or any(type(number) not in (int, float) for number in numbers):
+            raise TypeError(f"{each.name} {value!r} is not of its type")
+        values[each.name] = tuple(value) if isinstance(value, list) else value
+    costs = RowCosts(**values)
+    curves = (costs.rows, costs.forward, costs.attention, costs.mlp, costs.head)
+    if not all(isinstance(curve, tuple) and len(curve) == len(costs.rows) > 0 for curve in curves):
+        raise ValueError("curves have other lengths than the rows")
+    return costs
 
 
 def predicted_seconds(costs: RowCosts, record: ForwardRecord) -> float:

@@ -41,7 +41,12 @@ def read_experiment(folder: Path, *, layers: int | None = None) -> Experiment:
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """YAML in which no key stands twice: of two the first would be lost in silence."""
+    """YAML in which no key stands twice, of which the first would be lost in silence, and whose text can be written."""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        if any("\ud800" <= each <= "\udfff" for each in str(node.value)):
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: half of a surrogate pair is no character")
+        return super().construct_scalar(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
