@@ -42,7 +42,7 @@ def test_a_stopped_run_says_what_is_kept(experiment: Path, sent: signal.Signals,
 
 def _wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
     until = time.monotonic() + 240
-    while not path.exists():
+    while not path.exists() or not path.stat().st_size:
         assert process.poll() is None, "the run ended before it could be stopped"
         assert time.monotonic() < until, "no chunk was stored"
         time.sleep(0.05)
