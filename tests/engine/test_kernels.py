@@ -366,6 +366,26 @@ def test_decoding_equals_the_reference_with_fewer_kernels_too(setting: str, serv
     assert ran.returncode == 0, ran.stderr
 
 
+@built
+@pytest.mark.parametrize("width", [8, 16, 24, 32, 64])
+def test_attention_is_the_same_with_narrower_vectors(width: int) -> None:
+    """As on a processor without AVX-512, whose sums are taken in another order."""
+    mixed = mix_numbers(width)
+    script = f"from tests.engine.test_kernels import mix_numbers\nprint(mix_numbers({width}).double().tolist())"
+    ran = run_with_kernels("avx2", script)
+    assert ran.returncode == 0, ran.stderr
+    assert torch.allclose(torch.tensor(json.loads(ran.stdout)), mixed, rtol=1e-5, atol=1e-6)
+
+
+def mix_numbers(width: int) -> torch.Tensor:
+    """Queries of two heads in two samples: three rows that see 45 rows, and one that sees 17."""
+    stored = numbers(2, 2, 4, 64, width, spread=1.0)
+    segments = torch.tensor([[0, 3, 0, 45, 0], [3, 4, 1, 17, 0]])
+    mixed = kernels.mix(numbers(3, 4, 4 * width, spread=1.0), rotations(4, width, 0), stored, None, segments)
+    assert mixed is not None
+    return mixed
+
+
 def run_with_kernels(setting: str, script: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     environment = os.environ | {"STEPSAVER_KERNELS": setting, "PYTHONPATH": path}

@@ -22,9 +22,9 @@ const long stepsaver_longest_context = LONGEST_CONTEXT, stepsaver_longest_head =
 
 #define TILE 24    /* queries that one thread attends at a time */
 #define TOGETHER 6 /* queries whose results fill the registers */
-#define CHUNK 16   /* keys whose scores fill them */
+#define CHUNK (2 * LANES) /* keys whose scores fill them */
 
-_Static_assert(LONGEST_CONTEXT % CHUNK == 0, "scores are stored in whole chunks");
+_Static_assert(LONGEST_CONTEXT % 32 == 0, "scores are stored in whole chunks, whatever the width of a vector");
 _Static_assert(TOGETHER == 6, "FOR_COUNT counts to six");
 
 /* calls a function with a number of queries that the compiler knows */
@@ -43,16 +43,21 @@ _Static_assert(TOGETHER == 6, "FOR_COUNT counts to six");
 #define UNROLLED _Pragma("unroll")
 #else
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Mask){__VA_ARGS__})
-#define UNROLLED _Pragma("GCC unroll 8")
+#define UNROLLED _Pragma("GCC unroll 16")
 #endif
 
-typedef float Lanes __attribute__((vector_size(32)));
-typedef int32_t Mask __attribute__((vector_size(32))); /* all bits of a lane where a comparison holds */
+typedef float Lanes8 __attribute__((vector_size(32)));
+typedef int32_t Mask8 __attribute__((vector_size(32))); /* all bits of a lane where a comparison holds */
+typedef float Lanes16 __attribute__((vector_size(64)));
+typedef int32_t Mask16 __attribute__((vector_size(64)));
 
 typedef struct {
     float plain, exponentials;
 } Sums;
 
+#define LANES 8
+#define Lanes Lanes8
+#define Mask Mask8
 #define OF(name) name##_plain
 #include "rows.h"
 #undef OF
@@ -69,7 +74,7 @@ typedef struct {
 
 static const RowFunctions plain = {scale_row_plain, silu_product_row_plain, norm_heads_plain, rotate_row_plain,
                                    largest_plain,   sums_of_plain,          attend_tile_plain};
-static const RowFunctions *rows_of = &plain;
+static const RowFunctions *rows_of = &plain, *attends_narrow = &plain; /* heads that do not fill wide vectors */
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 #pragma GCC push_options
@@ -82,11 +87,32 @@ static const RowFunctions *rows_of = &plain;
 static const RowFunctions avx2 = {scale_row_avx2, silu_product_row_avx2, norm_heads_avx2, rotate_row_avx2,
                                   largest_avx2,   sums_of_avx2,          attend_tile_avx2};
 
+#undef LANES
+#undef Lanes
+#undef Mask
+#define LANES 16
+#define Lanes Lanes16
+#define Mask Mask16
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,fma")
+#define OF(name) name##_avx512
+#include "rows.h"
+#undef OF
+#pragma GCC pop_options
+
+static const RowFunctions avx512 = {scale_row_avx512, silu_product_row_avx512, norm_heads_avx512, rotate_row_avx512,
+                                    largest_avx512,   sums_of_avx512,          attend_tile_avx512};
+
 __attribute__((constructor)) static void choose_instructions(void) {
     const char *wanted = getenv("STEPSAVER_KERNELS");
     if (wanted && strcmp(wanted, "plain") == 0) return;
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) rows_of = &avx2;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return;
+    rows_of = attends_narrow = &avx2;
+    if (wanted && strcmp(wanted, "avx2") == 0) return;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512bw"))
+        rows_of = &avx512;
 }
 #endif
 
@@ -135,7 +161,11 @@ static void attend_task(const float *queries, float *out, const float *stored, S
         to_tile[count] = out + (row * heads + head) * head_dim;
     }
     const float *keys = stored + (segment.slot * 2 * kv_heads + kv_head) * capacity * head_dim;
-    rows_of->attend(of_tile, to_tile, count, keys, keys + kv_heads * capacity * head_dim, lengths, head_dim,
+    const char *values = (const char *)(keys + kv_heads * capacity * head_dim);
+    const long seen = (segment.length + segment.growth * (rows - 1)) * head_dim * (long)sizeof(float);
+    for (long byte = 0; byte < seen; byte += 64) __builtin_prefetch(values + byte, 0, 2);
+    const RowFunctions *attends = head_dim % 16 ? attends_narrow : rows_of;
+    attends->attend(of_tile, to_tile, count, keys, keys + kv_heads * capacity * head_dim, lengths, head_dim,
                     1.0f / sqrtf((float)head_dim));
 }
 
@@ -163,13 +193,15 @@ void stepsaver_mix(float *projected, float *out, const float *rotation, float *s
         const long queries = (segments[i].stop - segments[i].start) * group;
         if (queries > most_queries) most_queries = queries;
     }
+    /* tasks that a thread takes at a time: a task of few queries is hardly longer than taking it */
+    const long few = 1 + count * kv_heads * ((most_queries + TILE - 1) / TILE) / 64;
 #pragma omp parallel if (count > 0 || rows * stride > 4 * MANY)
     {
 #pragma omp for
         for (long row = 0; row < rows; row++)
             place_row(projected + row * stride, rotation + row * 2 * head_dim, stored, places ? places + row : NULL,
                       norms, eps, heads, kv_heads, head_dim, capacity);
-#pragma omp for collapse(3) schedule(dynamic)
+#pragma omp for collapse(3) schedule(dynamic, few)
         for (long i = 0; i < count; i++)
             for (long kv_head = 0; kv_head < kv_heads; kv_head++)
                 for (long first = 0; first < most_queries; first += TILE)

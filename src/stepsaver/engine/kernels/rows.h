@@ -1,4 +1,5 @@
-/* The loops over one row. Included once per instruction set, with OF(name) naming the functions of each. */
+/* The loops over one row. Included once per instruction set, with OF(name) naming the functions of each, and Lanes and
+ * Mask its vectors of LANES numbers. */
 
 static ALWAYS_INLINE Lanes OF(choose)(Mask where, Lanes yes, Lanes no) {
     return (Lanes)((where & (Mask)yes) | (~where & (Mask)no));
@@ -56,21 +57,21 @@ static ALWAYS_INLINE void OF(silu_product_lanes)(const float *gate, const float 
 
 static void OF(silu_product_row)(const float *gate, const float *up, float *out, long width) {
     long i = 0;
-    for (; i + 8 <= width; i += 8) OF(silu_product_lanes)(gate + i, up + i, out + i, sizeof(Lanes));
+    for (; i + LANES <= width; i += LANES) OF(silu_product_lanes)(gate + i, up + i, out + i, sizeof(Lanes));
     if (i < width) OF(silu_product_lanes)(gate + i, up + i, out + i, (size_t)(width - i) * sizeof(float));
 }
 
 /* The largest of some numbers, their sum, and the sum of their exponentials below a given largest one. NaN is never the
  * largest, and makes a sum NaN. */
 static float OF(largest)(const float *x, long width) {
-    Lanes most = {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    Lanes most = (Lanes){0} - INFINITY;
     long i = 0;
-    for (; i + 8 <= width; i += 8) {
+    for (; i + LANES <= width; i += LANES) {
         const Lanes next = OF(load)(x + i);
         most = OF(choose)(next > most, next, most);
     }
     float result = -INFINITY;
-    for (int lane = 0; lane < 8; lane++) result = most[lane] > result ? most[lane] : result;
+    for (int lane = 0; lane < LANES; lane++) result = most[lane] > result ? most[lane] : result;
     for (; i < width; i++) result = x[i] > result ? x[i] : result;
     return result;
 }
@@ -78,13 +79,13 @@ static float OF(largest)(const float *x, long width) {
 static Sums OF(sums_of)(const float *x, long width, float most) {
     Lanes plain = {0}, exponentials = {0};
     long i = 0;
-    for (; i + 8 <= width; i += 8) {
+    for (; i + LANES <= width; i += LANES) {
         const Lanes next = OF(load)(x + i);
         plain += next;
         exponentials += OF(exp)(next - most);
     }
     Sums sums = {0.0f, 0.0f};
-    for (int lane = 0; lane < 8; lane++) {
+    for (int lane = 0; lane < LANES; lane++) {
         sums.plain += plain[lane];
         sums.exponentials += exponentials[lane];
     }
@@ -120,8 +121,21 @@ static void OF(rotate_row)(float *restrict x, const float *restrict cosines, con
         }
 }
 
-/* Transposes 8 x 8 numbers, whose rows lie `stride` apart; the columns go to rows CHUNK apart. */
+/* Transposes LANES x LANES numbers, whose rows lie `stride` apart; the columns go to rows CHUNK apart. */
 static ALWAYS_INLINE void OF(transpose)(const float *from, long stride, float *to) {
+#if LANES == 16
+    Lanes rows[16], mixed[16]; /* every round puts the numbers of two rows eight apart in turn: four make columns */
+    UNROLLED for (int i = 0; i < 16; i++) rows[i] = OF(load)(from + i * stride);
+    UNROLLED for (int round = 0; round < 4; round++) {
+        UNROLLED for (int i = 0; i < 8; i++) {
+            mixed[2 * i] = SHUFFLE(rows[i], rows[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            mixed[2 * i + 1] =
+                SHUFFLE(rows[i], rows[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+        UNROLLED for (int i = 0; i < 16; i++) rows[i] = mixed[i];
+    }
+    UNROLLED for (int i = 0; i < 16; i++) OF(store)(to + i * CHUNK, rows[i]);
+#else
     Lanes r[8], pairs[8], fours[8];
     UNROLLED for (int i = 0; i < 8; i++) r[i] = OF(load)(from + i * stride);
     UNROLLED for (int i = 0; i < 8; i += 2) {
@@ -137,6 +151,7 @@ static ALWAYS_INLINE void OF(transpose)(const float *from, long stride, float *t
         OF(store)(to + i * CHUNK, SHUFFLE(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
         OF(store)(to + (i + 4) * CHUNK, SHUFFLE(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
     }
+#endif
 }
 
 /* The products of some queries with a chunk of keys, which lie transposed; a row of `scores` is one query's. */
@@ -144,7 +159,7 @@ static ALWAYS_INLINE void OF(score)(const float *const *queries, float *scores, 
                                     const int count) {
     Lanes low[TOGETHER] = {{0}}, high[TOGETHER] = {{0}};
     for (long e = 0; e < head_dim; e++) {
-        const Lanes first = OF(load)(transposed + e * CHUNK), second = OF(load)(transposed + e * CHUNK + 8);
+        const Lanes first = OF(load)(transposed + e * CHUNK), second = OF(load)(transposed + e * CHUNK + LANES);
         UNROLLED for (int i = 0; i < count; i++) {
             low[i] += queries[i][e] * first;
             high[i] += queries[i][e] * second;
@@ -152,7 +167,7 @@ static ALWAYS_INLINE void OF(score)(const float *const *queries, float *scores, 
     }
     UNROLLED for (int i = 0; i < count; i++) {
         OF(store)(scores + i * LONGEST_CONTEXT, low[i]);
-        OF(store)(scores + i * LONGEST_CONTEXT + 8, high[i]);
+        OF(store)(scores + i * LONGEST_CONTEXT + LANES, high[i]);
     }
 }
 
@@ -160,40 +175,58 @@ static ALWAYS_INLINE void OF(score)(const float *const *queries, float *scores, 
 static float OF(exponentiate)(float *scores, long length, float scale) {
     const float most = OF(largest)(scores, length);
     Lanes total = {0};
-    for (long l = 0; l < length; l += 8) {
+    for (long l = 0; l < length; l += LANES) {
         const Lanes share = OF(exp)((OF(load)(scores + l) - most) * scale);
         total += share;
         OF(store)(scores + l, share);
     }
     float sum = 0.0f;
-    for (int lane = 0; lane < 8; lane++) sum += total[lane];
+    for (int lane = 0; lane < LANES; lane++) sum += total[lane];
     return sum;
 }
 
-/* The values, 16 columns of them or 8, weighted by some queries' shares. */
-static ALWAYS_INLINE void OF(blend)(const float *shares, const float *sums, float *const *outs, const float *values,
-                                    long length, long head_dim, long column, const int columns, const int count) {
+/* The values, two vectors of columns, weighted by some queries' shares. */
+static ALWAYS_INLINE void OF(blend_wide)(const float *shares, const float *sums, float *const *outs,
+                                         const float *values, long length, long head_dim, long column,
+                                         const int count) {
     Lanes low[TOGETHER] = {{0}}, high[TOGETHER] = {{0}};
     for (long l = 0; l < length; l++) {
         const float *row = values + l * head_dim + column;
-        const Lanes first = OF(load)(row), second = columns > 8 ? OF(load)(row + 8) : first;
+        const Lanes first = OF(load)(row), second = OF(load)(row + LANES);
         UNROLLED for (int i = 0; i < count; i++) {
             low[i] += shares[i * LONGEST_CONTEXT + l] * first;
-            if (columns > 8) high[i] += shares[i * LONGEST_CONTEXT + l] * second;
+            high[i] += shares[i * LONGEST_CONTEXT + l] * second;
         }
     }
     UNROLLED for (int i = 0; i < count; i++) {
         OF(store)(outs[i] + column, low[i] / sums[i]);
-        if (columns > 8) OF(store)(outs[i] + column + 8, high[i] / sums[i]);
+        OF(store)(outs[i] + column + LANES, high[i] / sums[i]);
     }
 }
 
-static ALWAYS_INLINE void OF(blend_all)(const float *shares, const float *sums, float *const *outs, const float *values,
-                                        long length, long head_dim, const int count) {
+/* The same of one vector of columns: rows go in turn to two sums, so that neither waits for the other. Shares are stored
+ * in whole chunks, so that there is a finite one after the last. */
+static ALWAYS_INLINE void OF(blend_narrow)(const float *shares, const float *sums, float *const *outs,
+                                           const float *values, long length, long head_dim, long column,
+                                           const int count) {
+    Lanes even[TOGETHER] = {{0}}, odd[TOGETHER] = {{0}};
+    for (long l = 0; l < length; l += 2) {
+        const float *row = values + l * head_dim + column;
+        const Lanes first = OF(load)(row), second = l + 1 < length ? OF(load)(row + head_dim) : (Lanes){0};
+        UNROLLED for (int i = 0; i < count; i++) {
+            even[i] += shares[i * LONGEST_CONTEXT + l] * first;
+            odd[i] += shares[i * LONGEST_CONTEXT + l + 1] * second;
+        }
+    }
+    UNROLLED for (int i = 0; i < count; i++) OF(store)(outs[i] + column, (even[i] + odd[i]) / sums[i]);
+}
+
+static ALWAYS_INLINE void OF(blend)(const float *shares, const float *sums, float *const *outs, const float *values,
+                                    long length, long head_dim, const int count) {
     long column = 0;
-    for (; column + 16 <= head_dim; column += 16)
-        OF(blend)(shares, sums, outs, values, length, head_dim, column, 16, count);
-    if (column < head_dim) OF(blend)(shares, sums, outs, values, length, head_dim, column, 8, count);
+    for (; column + 2 * LANES <= head_dim; column += 2 * LANES)
+        OF(blend_wide)(shares, sums, outs, values, length, head_dim, column, count);
+    if (column < head_dim) OF(blend_narrow)(shares, sums, outs, values, length, head_dim, column, count);
 }
 
 /* Softmax attention of some queries over the first keys and values of a slot, which are read as they lie in the cache.
@@ -212,8 +245,8 @@ static void OF(attend_tile)(const float *const *queries, float *const *outs, lon
             memset(last, 0, (size_t)(CHUNK * head_dim) * sizeof(float));
             chunk = memcpy(last, chunk, (size_t)((length - l) * head_dim) * sizeof(float));
         }
-        for (long half = 0; half < CHUNK; half += 8)
-            for (long e = 0; e < head_dim; e += 8)
+        for (long half = 0; half < CHUNK; half += LANES)
+            for (long e = 0; e < head_dim; e += LANES)
                 OF(transpose)(chunk + half * head_dim + e, head_dim, transposed + e * CHUNK + half);
         for (long i = 0; i < count; i += together) {
             float *to = scores + i * LONGEST_CONTEXT + l;
@@ -222,14 +255,14 @@ static void OF(attend_tile)(const float *const *queries, float *const *outs, lon
     }
     for (long i = 0; i < count; i++) {
         float *of_query = scores + i * LONGEST_CONTEXT;
-        const long vectors = (lengths[i] + 7) / 8 * 8;
+        const long vectors = (lengths[i] + LANES - 1) / LANES * LANES;
         for (long l = lengths[i]; l < vectors; l++) of_query[l] = -FLT_MAX;
         sums[i] = OF(exponentiate)(of_query, vectors, scale);
         for (long l = lengths[i]; l < length; l++) of_query[l] = 0.0f; /* rows that others of the tile see */
     }
     for (long i = 0; i < count; i += together) {
         const float *shares = scores + i * LONGEST_CONTEXT;
-        FOR_COUNT(count - i < together ? count - i : together, OF(blend_all), shares, sums + i, outs + i, values, length,
+        FOR_COUNT(count - i < together ? count - i : together, OF(blend), shares, sums + i, outs + i, values, length,
                   head_dim)
     }
 }
