@@ -83,6 +83,8 @@ def test_joined_forwards_write_the_same_text(models, kind, rules, join, lengths,
         assert sum(step.revealed for step in ours.steps) == sum(step.revealed for step in theirs.steps)
     if batch_size == 1:
         assert joined.forwards <= plain.forwards
+    for trace in (plain, joined):
+        assert trace.places_filled <= 1.0
 
 
 def test_a_prefill_carries_the_first_step(models) -> None:
@@ -91,6 +93,21 @@ def test_a_prefill_carries_the_first_step(models) -> None:
     assert [entry.kind for entry in trace.records[0].entries] == ["prefill", "full"]
     assert 0 < trace.prefill_seconds < trace.records[0].seconds
     assert [step.kind for step in completion.steps[:2]] == ["prefill", "full"]
+
+
+def test_a_new_sample_is_prefilled_beside_the_steps_of_the_others(models) -> None:
+    prompts = [Prompt(tuple(range(5, 5 + length)), None, limit) for length, limit in ((13, 40), (9, 4), (18, 10))]
+    trace, plain = Trace(), Trace()
+    found = decoded(engine_of(models["next"], "prefill", batch_size=2), prompts, trace)
+    shared = next(each for each in trace.records[1:] if any(entry.kind == "prefill" for entry in each.entries))
+    assert [(entry.sample, entry.kind) for entry in shared.entries[:2]] == [(2, "prefill"), (2, "full")]
+    assert {entry.sample for entry in shared.entries} == {0, 2}
+    assert 0 < trace.prefill_seconds < trace.decode_seconds
+    assert trace.places_filled == 1.0
+    apart = decoded(engine_of(models["next"], "none", batch_size=2), prompts, plain)
+    assert [each.ids for each in apart] == [each.ids for each in found]
+    assert trace.forwards < plain.forwards
+    assert not any({"prefill", "sub"} <= {entry.kind for entry in record.entries} for record in plain.records)
 
 
 def test_a_context_that_opens_the_block_cannot_be_joined(models) -> None:

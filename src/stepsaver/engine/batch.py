@@ -122,10 +122,23 @@ class Turn(NamedTuple):
     block: BlockState
     step: Step
     view: StepView | None = None  # None: a prefill, of which nothing is left out
+    targets: tuple[int, ...] | None = None  # to be scored for each row that is read; None: what its sample wants there
 
     @property
     def plan(self) -> StepPlan:
         return self.step.plan
+
+
+class Share(NamedTuple):
+    """Turns of a forward that belong together, and what is done with what they gave."""
+
+    turns: list[Turn]
+    take: Callable[[list[Turn], list[Proposals]], list[Outcome]]  # given the turns as they were run; an outcome each
+
+
+def step_share(batch: BatchContext, sample: Sample) -> Share:
+    """A sample's next step."""
+    return Share(batch.moves.turns(batch, sample), partial(batch.moves.take, batch))
 
 
 class Execution(NamedTuple):
@@ -137,11 +150,8 @@ class Execution(NamedTuple):
     seconds: float
 
 
-def execute(batch: BatchContext, turns: list[Turn], targets: list[tuple[int, ...]] | None = None) -> Execution:
-    """Runs all plans that are not empty, in one forward.
-
-    `targets` are the tokens to be scored for each row that is read; by default those of the samples' own writers.
-    """
+def execute(batch: BatchContext, turns: list[Turn]) -> Execution:
+    """Runs all plans that are not empty, in one forward."""
     started = perf_counter()
     running = [index for index, turn in enumerate(turns) if not turn.plan.is_empty]
     if not running:
@@ -159,7 +169,7 @@ def execute(batch: BatchContext, turns: list[Turn], targets: list[tuple[int, ...
     final = list(turns)
     for index, step in zip(running, output.steps, strict=True):
         final[index] = turns[index]._replace(step=step)
-    proposals, drift = _propose(batch, final, output, targets_of(final) if targets is None else targets)
+    proposals, drift = _propose(batch, final, output)
     if output.drift is not None:
         _note_drift(blocks, output.steps, drift)
     executed = output.executed
@@ -167,9 +177,7 @@ def execute(batch: BatchContext, turns: list[Turn], targets: list[tuple[int, ...
     return Execution(final, proposals, layers, perf_counter() - started)
 
 
-def _propose(
-    batch: BatchContext, turns: list[Turn], output: StepOutput, targets: list[tuple[int, ...]]
-) -> tuple[list[Proposals], NDArray[np.float64]]:
+def _propose(batch: BatchContext, turns: list[Turn], output: StepOutput) -> tuple[list[Proposals], NDArray[np.float64]]:
     """Each turn's proposals, and the drift of all rows, if any was measured: the forward's one transfer to the host."""
     reads = [turn.plan.reads.bit_count() for turn in turns]
     uniforms = [] if batch.sampling.is_greedy else _uniforms(batch, turns)
@@ -179,7 +187,7 @@ def _propose(
             mask_id=batch.decoding.mask_id,
             sampling=batch.sampling,
             uniforms=uniforms,
-            targets=targets if any(targets) else [],
+            targets=_targets(turns),
             beside=output.drift,
         )
     except NonFiniteLogits as error:
@@ -196,11 +204,15 @@ def _propose(
     return split, proposals.beside
 
 
-def targets_of(turns: list[Turn]) -> list[tuple[int, ...]]:
+def _targets(turns: list[Turn]) -> list[tuple[int, ...]]:
     """The tokens to be scored for each row that is read; empty where nobody has any."""
     if not any(turn.sample.request.writer.has_targets for turn in turns):
         return []
-    return [turn.sample.request.writer.targets(position) for turn, position in _predicted_positions(turns)]
+    targets = [
+        turn.sample.request.writer.targets(position) if turn.targets is None else turn.targets
+        for turn, position in _predicted_positions(turns)
+    ]
+    return targets if any(targets) else []
 
 
 def _predicted_positions(turns: list[Turn]) -> Iterator[tuple[Turn, int]]:

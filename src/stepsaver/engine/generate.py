@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from time import perf_counter
 
-from stepsaver.engine.batch import BatchContext, Execution, Outcome, Turn, execute
-from stepsaver.engine.prefill import prefill
+from stepsaver.engine.batch import BatchContext, Execution, Outcome, Share, Turn, execute, step_share
+from stepsaver.engine.prefill import Contexts, contexts_of
 from stepsaver.engine.state import Request, Sample
 from stepsaver.engine.trace import ForwardRecord, SampleStep, Trace, sample_step
 
@@ -28,12 +28,11 @@ def ticks(batch: BatchContext, requests: Iterable[Request], trace: Trace) -> Ite
     active: list[Sample] = []
     while waiting or active:
         joining = [batch.moves.join(batch, *waiting.popleft(), free.pop()) for _ in range(min(len(free), len(waiting)))]
-        for started, execution, outcomes in prefill(batch, [each for each in joining if not each.is_finished]):
-            _record(batch, trace, execution, outcomes, started=started, waiting=len(waiting))
         active += joining
-        running = [sample for sample in active if not sample.is_finished]
-        if running:
-            _tick(batch, running, trace, waiting=len(waiting))
+        started = perf_counter()
+        for shares in _forwards(batch, active, contexts_of(batch, [each for each in joining if not each.is_finished])):
+            _run(batch, shares, trace, started=started, waiting=len(waiting))
+            started = perf_counter()
         for sample in active:
             if sample.is_finished:
                 free.append(sample.slot)
@@ -43,15 +42,29 @@ def ticks(batch: BatchContext, requests: Iterable[Request], trace: Trace) -> Ite
         active = [sample for sample in active if not sample.is_finished]
 
 
-def _tick(batch: BatchContext, samples: list[Sample], trace: Trace, *, waiting: int) -> None:
-    """Gives every sample its next step: plans them, runs them in one forward, and acts on what it proposed."""
-    started = perf_counter()
-    planned = [batch.moves.turns(batch, sample) for sample in samples]
-    execution = execute(batch, [turn for turns in planned for turn in turns])
+def _forwards(batch: BatchContext, samples: list[Sample], contexts: Contexts) -> Iterator[list[Share]]:
+    """The forwards of a tick: the contexts of new samples, then the next step of every sample. Where prefills are
+    joined, the last contexts and the steps of those who do not wait for one are the same forward.
+    """
+    while contexts.todo:
+        shares = contexts.next_forward()
+        if batch.joins.prefill and not contexts.todo:
+            others = [each for each in samples if not each.is_finished and each.slot not in contexts.slots]
+            yield shares + [step_share(batch, each) for each in others]
+            return
+        yield shares
+    running = [each for each in samples if not each.is_finished]
+    if running:
+        yield [step_share(batch, each) for each in running]
+
+
+def _run(batch: BatchContext, shares: list[Share], trace: Trace, *, started: float, waiting: int) -> None:
+    """Runs what everyone has planned in one forward, and lets each act on what it proposed."""
+    execution = execute(batch, [turn for share in shares for turn in share.turns])
     outcomes: list[Outcome] = []
-    for turns in planned:
-        mine = slice(len(outcomes), len(outcomes) + len(turns))
-        outcomes += batch.moves.take(batch, execution.turns[mine], execution.proposals[mine])
+    for share in shares:
+        mine = slice(len(outcomes), len(outcomes) + len(share.turns))
+        outcomes += share.take(execution.turns[mine], execution.proposals[mine])
     _record(batch, trace, execution, outcomes, started=started, waiting=waiting)
 
 

@@ -1,14 +1,12 @@
 """The context of new samples is written into the prefix cache, several samples and chunks per forward."""
 
 from collections import deque
-from collections.abc import Iterator
-from time import perf_counter
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from stepsaver.engine.base_plan import prefill_plan
-from stepsaver.engine.batch import BatchContext, Execution, Outcome, Turn, execute, targets_of
+from stepsaver.engine.batch import BatchContext, Outcome, Share, Turn, step_share
 from stepsaver.engine.denoise import open_block
 from stepsaver.engine.packing import Step
 from stepsaver.engine.sampling import Proposals
@@ -17,51 +15,57 @@ from stepsaver.engine.state import Sample
 PREFILL_ROWS = 2048  # of one forward; bounds its memory, longer prompts take several
 
 
-class PrefillForward(NamedTuple):
-    started: float
-    execution: Execution
-    outcomes: list[Outcome]
+@dataclass
+class Contexts:
+    """The contexts of new samples that are still to be run, and the samples that each of them serves."""
 
+    batch: BatchContext
+    served: dict[int, list[Sample]]  # by the slot whose context is run, its own sample first
+    todo: deque[tuple[Sample, int]]  # with the position from which on it is to be run
 
-def prefill(batch: BatchContext, samples: list[Sample]) -> Iterator[PrefillForward]:
-    """Runs the contexts of new samples and opens their blocks; where that is wanted, with their first steps."""
-    shared = _share_contexts([sample for sample in samples if _needs_prefill(batch, sample)])
-    size = batch.decoding.block_size
-    todo = deque((followers[0], 0) for followers in shared.values())
-    while todo:
-        started = perf_counter()
-        turns: list[Turn] = []
+    @property
+    def slots(self) -> set[int]:
+        """Of all samples that wait for a context."""
+        return {sample.slot for samples in self.served.values() for sample in samples}
+
+    def next_forward(self) -> list[Share]:
+        """As many contexts as fit in a forward, and where that is wanted the first steps of their samples."""
+        contexts: list[Share] = []
+        steps: list[Share] = []
+        size = self.batch.decoding.block_size
         room = max(PREFILL_ROWS // size, 1) * size
-        while todo and room:
-            sample, start = todo.popleft()
+        while self.todo and room:
+            sample, start = self.todo.popleft()
             stop = min(start + room, len(sample.context))
-            turns.append(Turn(sample, sample.block, _context_step(batch, sample, start, stop)))
             room -= stop - start
+            step, wanted = _context_step(self.batch, sample, start, stop), _first_targets(self.served[sample.slot])
+            turn = Turn(sample, sample.block, step, targets=wanted)
+            contexts.append(self._share(turn, is_last=stop == len(sample.context)))
             if stop < len(sample.context):
-                todo.appendleft((sample, stop))
-        contexts = len(turns)
-        targets = [_first_targets(shared[turn.sample.slot]) for turn in turns if turn.plan.reads]
-        joined = [batch.moves.turns(batch, turn.sample) for turn in turns if _joins(batch, turn, shared)]
-        turns += [each for steps in joined for each in steps]
-        execution = execute(batch, turns, targets + targets_of(turns[contexts:]))
-        outcomes = [Outcome(revealed=len(proposed.tokens)) for proposed in execution.proposals[:contexts]]
-        for turn, proposed in zip(turns[:contexts], execution.proposals, strict=False):
-            if turn.step.start + len(turn.step.tokens) == len(turn.sample.context):
-                _hand_on(batch, shared[turn.sample.slot], proposed)
-        for steps in joined:
-            mine = slice(len(outcomes), len(outcomes) + len(steps))
-            outcomes += batch.moves.take(batch, execution.turns[mine], execution.proposals[mine])
-        yield PrefillForward(started, execution, outcomes)
+                self.todo.appendleft((sample, stop))
+            elif self._takes_step(turn):
+                steps.append(step_share(self.batch, sample))
+        return contexts + steps
+
+    def _share(self, turn: Turn, *, is_last: bool) -> Share:
+        samples = self.served[turn.sample.slot]
+
+        def take(run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
+            if is_last:
+                _hand_on(self.batch, samples, proposals[0])
+            return [Outcome(revealed=len(proposals[0].tokens))]
+
+        return Share([turn], take)
+
+    def _takes_step(self, turn: Turn) -> bool:
+        """Whether a sample takes its first step beside the end of its context: nothing of it may still be unknown."""
+        return self.batch.joins.prefill and not turn.plan.reads and len(self.served[turn.sample.slot]) == 1
 
 
-def _joins(batch: BatchContext, turn: Turn, shared: dict[int, list[Sample]]) -> bool:
-    """Whether a sample takes its first step beside the end of its context: nothing of it may still be unknown."""
-    return (
-        batch.joins.prefill
-        and turn.step.start + len(turn.step.tokens) == len(turn.sample.context)
-        and not turn.plan.reads
-        and len(shared[turn.sample.slot]) == 1
-    )
+def contexts_of(batch: BatchContext, samples: list[Sample]) -> Contexts:
+    """The contexts that new samples need, each once."""
+    served = _share_contexts([sample for sample in samples if _needs_prefill(batch, sample)])
+    return Contexts(batch, served, deque((samples[0], 0) for samples in served.values()))
 
 
 def _share_contexts(samples: list[Sample]) -> dict[int, list[Sample]]:

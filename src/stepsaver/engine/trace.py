@@ -109,7 +109,7 @@ class Trace:
     @property
     def places_filled(self) -> float:
         """The share of the batch's places that were in use while samples waited."""
-        busy = [len(r.entries) for r in self.records if r.waiting and not _is_prefill(r)]
+        busy = [len({entry.sample for entry in r.entries}) for r in self.records if r.waiting and not _is_prefill(r)]
         return sum(busy) / (len(busy) * self.places) if busy else 1.0
 
 
@@ -119,7 +119,9 @@ def _prefill_share(record: ForwardRecord) -> float:
 
 
 def _is_prefill(record: ForwardRecord) -> bool:
-    return bool(record.entries) and record.entries[0].kind == "prefill"
+    """Whether only samples took part that were new."""
+    new = {entry.sample for entry in record.entries if entry.kind == "prefill"}
+    return all(entry.sample in new for entry in record.entries)
 
 
 def sample_step(
