@@ -28,7 +28,7 @@ def test_a_measured_profile_is_whole(costs: RowCosts) -> None:
         assert len(curve) == len(costs.rows), name
         assert list(curve) == sorted(curve), name
         assert min(curve) >= 0, name
-    assert min(costs.context_row, costs.tick, costs.sample, costs.step) >= 0
+    assert min(costs.context_row, costs.cached_row, costs.tick, costs.sample, costs.step) >= 0
     assert costs.whole_forward(1) > 0
     assert costs.forward_rows >= 1
     assert (costs.dtype, costs.layers, costs.threads) == ("float32", 3, torch.get_num_threads())
@@ -46,6 +46,7 @@ def test_what_is_timed_is_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> Non
             seen = turn.step.start + len(turn.step.tokens)
             seconds += 0.5 + plan.rows + 10 * plan.mlp_run + 100 * plan.reads.bit_count()
             seconds += plan.attention_run * (1000 + 2 * seen)
+            seconds += 3 * seen * len(plan.layers) if plan.attention_run else 0
         return executed._replace(seconds=7 + seconds)
 
     real = measure_rows.execute
@@ -54,6 +55,7 @@ def test_what_is_timed_is_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> Non
     rows = costs.rows
     samples = [max(count // 32, 1) for count in rows]
     assert costs.context_row == pytest.approx(2)
+    assert costs.cached_row == pytest.approx(3)
     assert costs.step == pytest.approx(0.5)
     assert costs.mlp == pytest.approx([10 * count for count in rows])
     assert costs.attention == pytest.approx([1000 * count for count in rows])

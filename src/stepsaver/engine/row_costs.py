@@ -6,7 +6,7 @@ shape of a model.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from math import log2
 from typing import Any
 
@@ -43,6 +43,7 @@ class RowCosts:
     sample: float  # and of each sample in it
     step: float  # of each step that a forward packs
     measuring: float  # seconds that it took
+    cached_row: float = 0.0  # of one row of context of a step and one layer, however few its queries: it is read
 
     @property
     def forward_rows(self) -> float:
@@ -81,6 +82,8 @@ def row_costs_from_json(content: dict[str, Any]) -> RowCosts:
     """Raises TypeError or ValueError where something is not of its type, or the curves do not fit the rows."""
     values: dict[str, Any] = {}
     for each in fields(RowCosts):
+        if each.name not in content and each.default is not MISSING:
+            continue  # written before this was measured
         value, is_text = content[each.name], each.type is str
         numbers = value if isinstance(value, list) else [] if is_text else [value]
         if is_text != isinstance(value, str) or any(type(number) not in (int, float) for number in numbers):
@@ -112,6 +115,7 @@ def predicted_seconds(costs: RowCosts, record: ForwardRecord) -> float:
     seconds += (1 - costs.keys_values_share) * queries + costs.keys_values_share * written
     seconds += _in_layers(costs, costs.mlp, mlp, record.layers.mlp, head_rows)
     seconds += costs.context_row * sum(entry.attention_run * _rows_seen(entry) for entry in running)
+    seconds += costs.cached_row * record.layers.attention * sum(e.context for e in running if e.attention_run)
     return seconds + sum(_recomputing(costs, entry.recomputed_context) for entry in running)
 
 
@@ -137,7 +141,7 @@ def _recomputing(costs: RowCosts, context: int) -> float:
     if not context:
         return 0.0
     layer = costs.seconds_of(costs.attention, context) + costs.seconds_of(costs.mlp, context)
-    layer += costs.context_row * context * context / 2
+    layer += costs.context_row * context * context / 2 + costs.cached_row * context
     return costs.step + costs.seconds_of(costs.forward, context) + costs.layers * layer
 
 

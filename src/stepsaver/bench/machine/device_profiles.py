@@ -17,7 +17,6 @@ from stepsaver.engine.row_costs import Curve, RowCosts
 FOLDER = Path(__file__).parent / "devices"
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 ROWS = tuple(1 << power for power in range(13))
-QUERIES = 8  # that read a row of context together, about: a sub-block
 
 # Assumptions that no data sheet holds, the same for every device.
 READ_SHARE, MULTIPLY_SHARE = 0.8, 0.6  # of the peaks that well-made kernels reach
@@ -50,7 +49,6 @@ class DeviceProfile:
     def row_costs(self, config: ModelConfig) -> RowCosts:
         kv_width = config.kv_heads * config.head_dim
         query_width = config.heads * config.head_dim
-        context_bytes = 2 * kv_width * BYTES[self.dtype] / QUERIES
         return RowCosts(
             device=self.name,
             dtype=self.dtype,
@@ -64,11 +62,12 @@ class DeviceProfile:
             attention=self._curve(_attention_numbers(config), ATTENTION_LAUNCHES),
             mlp=self._curve(_mlp_numbers(config), MLP_LAUNCHES),
             head=self._curve(config.hidden * config.vocab, 1),
-            context_row=max(self._reading(context_bytes), self._multiplying(4 * query_width)),
+            context_row=self._multiplying(4 * query_width),
             tick=TICK_SECONDS,
             sample=SAMPLE_SECONDS,
             step=0.0,
             measuring=0.0,
+            cached_row=self._reading(2 * kv_width * BYTES[self.dtype]),
         )
 
     def _curve(self, numbers: int, launches: int) -> Curve:

@@ -1,7 +1,8 @@
 """Measures `RowCosts` on this machine: real forwards of the engine on scratch caches, and real ticks of a decode.
 
 A forward is run four times with the same rows: whole, without the attention of its layers, without their MLPs as well
-(all deltas from the cache), and without its head. What lies between two of them is what a part takes. All are
+(all deltas from the cache), and without its head. What lies between two of them is what a part takes. The same rows as
+those of one sample and as those of many say what each sample's context costs, however few its rows. All are
 interleaved, and every figure is the lower quartile of its repeats: what disturbs a machine only ever adds.
 """
 
@@ -110,13 +111,14 @@ def measure_row_costs(
     decoding, config = decoding or resolve_decoding(model.config), model.config
     tick, sample = _tick_seconds(model, decoding)
     long = min(LONG_CONTEXT, config.max_positions)
-    context_row, forward_row = _context_seconds(model, decoding, long, started + budget_seconds / 4)
+    slope, forward_row = _context_seconds(model, decoding, long, started + budget_seconds / 4)
     left = started + budget_seconds - perf_counter()
     context, block = long // 4, min(SAMPLE_ROWS, long // 4)
     counts = _row_counts(left / (LEAST_REPEATS * ROUND * forward_row))
     layouts = [Layout(max(rows // block, 1), min(rows, block), context) for rows in counts]
-    parts, step = _part_seconds(model, decoding, layouts, started + budget_seconds)
-    attended = [context_row * layout.samples * layout.rows * context for layout in layouts]
+    parts, step, cached_row = _part_seconds(model, decoding, layouts, started + budget_seconds)
+    context_row = max(slope.seconds - slope.samples * cached_row, 0.0) / slope.rows
+    attended = [context * layout.samples * (context_row * layout.rows + cached_row) for layout in layouts]
     attention = [each / config.layers - seen for each, seen in zip(parts["attention"], attended, strict=True)]
     return RowCosts(
         device=device_name(model.device),
@@ -136,18 +138,21 @@ def measure_row_costs(
         sample=sample,
         step=step,
         measuring=perf_counter() - started,
+        cached_row=cached_row,
     )
 
 
 def _part_seconds(
     model: Transformer, decoding: DecodingSettings, layouts: Sequence[Layout], until: float
-) -> tuple[dict[str, list[float]], float]:
-    """By part, what all layers take of it in each layout; and what packing one more sample's rows does."""
+) -> tuple[dict[str, list[float]], float, float]:
+    """By part, what all layers take of it in each layout; what packing one more sample's rows does; and what one more
+    sample's context does, by row and layer.
+    """
     largest = layouts[-1]
     apart = Layout(min(largest.rows, largest.samples), 1, largest.context)  # as many rows as samples
     together = Layout(1, apart.samples, largest.context)
     wanted = dict.fromkeys((layout, runs) for layout in layouts for runs in RUNS)
-    wanted |= dict.fromkeys((layout, "no head") for layout in (apart, together))
+    wanted |= dict.fromkeys((layout, runs) for layout in (apart, together) for runs in ("whole", "no head"))
     taken = _measure(Scratch(model, decoding, largest), list(wanted), until)
     parts = {
         "attention": [taken[each, "whole"] - taken[each, "mlp"] for each in layouts],
@@ -155,17 +160,30 @@ def _part_seconds(
         "head": [taken[each, "nothing"] - taken[each, "no head"] for each in layouts],
         "forward": [taken[each, "no head"] for each in layouts],
     }
-    step = (taken[apart, "no head"] - taken[together, "no head"]) / max(apart.samples - 1, 1)
-    return parts, max(step, 0.0)
+    more = max(apart.samples - 1, 1)
+    step = (taken[apart, "no head"] - taken[together, "no head"]) / more
+    attending = (taken[apart, "whole"] - taken[together, "whole"]) / more - step
+    return parts, max(step, 0.0), max(attending, 0.0) / (model.config.layers * largest.context)
 
 
-def _context_seconds(model: Transformer, decoding: DecodingSettings, long: int, until: float) -> tuple[float, float]:
-    """What a query, a row of its context and a layer take; and what a row of a forward takes in all."""
+class ContextSlope(NamedTuple):
+    """What one more row of context takes of some samples with some rows in all, in one layer."""
+
+    seconds: float
+    samples: int
+    rows: int
+
+
+def _context_seconds(
+    model: Transformer, decoding: DecodingSettings, long: int, until: float
+) -> tuple[ContextSlope, float]:
+    """What more context takes; and what a row of a forward takes in all."""
     near, far = (Layout(4, max(min(SAMPLE_ROWS, long // 4) // 2, 1), seen) for seen in (long // 4, long))
     taken = _measure(Scratch(model, decoding, far), [(near, "whole"), (far, "whole")], until)
     more = max(taken[far, "whole"] - taken[near, "whole"], 0.0)
     rows = near.samples * near.rows
-    return more / (model.config.layers * rows * (far.context - near.context)), taken[near, "whole"] / rows
+    slope = more / (model.config.layers * (far.context - near.context))
+    return ContextSlope(slope, near.samples, rows), taken[near, "whole"] / rows
 
 
 def shape_text(config: ModelConfig) -> str:
