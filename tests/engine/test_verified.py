@@ -265,13 +265,19 @@ def test_what_makes_no_sense_is_one_line(tiny_model: Transformer, options: dict,
         engine_of(tiny_model, **options)
 
 
+def test_a_trajectory_is_scored_as_the_text_is_written(tiny_model: Transformer) -> None:
+    asked = [ScoreRequest((5, 6, 7), (8, 9)), ScoreRequest(tuple(range(5, 30)), (11,))]
+    one, other = (list(engine_of(tiny_model).score(asked, estimator=each)) for each in ("trajectory", "autoregressive"))
+    assert one == other
+
+
 def test_rules_temperature_and_trajectories_are_refused(tiny_model: Transformer) -> None:
     with pytest.raises(UsageError, match="rule trim could take work from"):
         Engine(tiny_model, policy=Verified(), rules=(parse_rule("trim"),))
     with pytest.raises(UsageError, match="decodes greedily"):
         engine_of(tiny_model).generate([(5,)], max_new_tokens=1, sampling=Sampling(temperature=1.0))
-    with pytest.raises(UsageError, match="score with that estimator"):
-        engine_of(tiny_model).score([ScoreRequest((5,), (6,))])
+    with pytest.raises(UsageError, match="context=block have no trajectory"):
+        engine_of(tiny_model, Verified(context="block")).score([ScoreRequest((5,), (6,))])
     with pytest.raises(UsageError, match="span 0 is not positive"):
         Verified(span=0)
 

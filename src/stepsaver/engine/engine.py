@@ -126,14 +126,17 @@ class Engine:
     ) -> Iterator[Score]:
         """Yields the log-likelihood of each continuation after its context, as requests finish.
 
-        `trajectory` runs the decode loop with its policy and rules. `reference` and `autoregressive` are one forward,
+        `trajectory` scores as the text is written: by the decode loop with its policy and rules, and for verified
+        drafts over a causal context by `autoregressive`. `reference` and `autoregressive` are one forward,
         on which no rule can act: the former scores the first token alone, the latter all tokens, by causal rows.
         `score_stop` appends the stop token.
         """
         if estimator not in ESTIMATORS:
             raise unknown_name("estimator", estimator, ESTIMATORS)
         if estimator == "trajectory" and isinstance(self.policy, Verified):
-            raise UsageError("verified drafts have the text of autoregressive decoding: score with that estimator")
+            if self.policy.context == "block":
+                raise UsageError("verified drafts with context=block have no trajectory: score with another estimator")
+            estimator = "autoregressive"
         checked = [self._score_request(index, each, score_stop) for index, each in enumerate(requests)]
         return self._score(checked, estimator, trace if trace is not None else Trace())
 

@@ -16,6 +16,7 @@ from stepsaver.bench.running.chunks import Chunk
 from stepsaver.bench.running.config_runner import ConfigRunner
 from stepsaver.bench.running.task_run import TaskRun
 from stepsaver.engine import registry
+from stepsaver.engine.policies.verified import Verified
 from stepsaver.evaluation.inert import InertRule, ScoredLengths, acting_rules, inert_rules, no_second_step
 
 SPOT_CHECKED = 16  # requests at least
@@ -64,7 +65,8 @@ def find_equal(task_run: TaskRun, runners: Mapping[str, ConfigRunner]) -> EqualC
         engine = runner.engine
         inert[name] = inert_rules(engine.rules, lengths, **options)  # type: ignore[arg-type]
         acting = tuple(map(registry.describe, acting_rules(engine.rules, inert[name])))
-        policy = "any" if single_step else registry.describe(engine.policy)
+        is_any = single_step and not isinstance(engine.policy, Verified)  # drafts see their context causally
+        policy = "any" if is_any else registry.describe(engine.policy)
         leader = leaders.setdefault((policy, acting, engine.decoding), name)
         if leader != name:
             leader_of[name] = leader
