@@ -85,7 +85,7 @@ def main() -> None:
         for name, rules in chosen.items():
             ratios = [a.decode_seconds / b.decode_seconds for a, b in zip(plain[1:], traces[name][1:], strict=True)]
             predicted = predicted_speed_up(model.config, plain[0], traces[name][0])
-            here = predicted_speed_up_here(plain[0], traces[name][0], costs)
+            here = predicted_speed_up_here(plain[0], traces[name][0], costs, len(rules))
             bound = ceiling(model.config, plain[0], rules, apart)
             print(f"| {batch} | {name} | {spread(ratios)} | {predicted:.2f} | {here:.2f} | {bound:.2f} |", flush=True)
         milliseconds = 1000 * median(trace.decode_seconds / trace.forwards for trace in plain[1:])

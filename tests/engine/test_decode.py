@@ -133,7 +133,7 @@ def test_places_are_refilled_at_once(tiny_model: Transformer) -> None:
     busy = [record for record in trace.records if record.waiting and record.entries[0].kind != "prefill"]
     assert busy
     assert all(len(record.entries) == 4 for record in busy)
-    assert trace.places_filled == 1.0
+    assert trace.slots_filled == 1.0
 
 
 def test_order_of_the_batch_does_not_matter_in_float32_on_golden_cases(golden_model: Transformer) -> None:

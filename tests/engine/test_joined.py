@@ -84,7 +84,7 @@ def test_joined_forwards_write_the_same_text(models, kind, rules, join, lengths,
     if batch_size == 1:
         assert joined.forwards <= plain.forwards
     for trace in (plain, joined):
-        assert trace.places_filled <= 1.0
+        assert trace.slots_filled <= 1.0
 
 
 def test_a_prefill_carries_the_first_step(models) -> None:
@@ -103,7 +103,7 @@ def test_a_new_sample_is_prefilled_beside_the_steps_of_the_others(models) -> Non
     assert [(entry.sample, entry.kind) for entry in shared.entries[:2]] == [(2, "prefill"), (2, "full")]
     assert {entry.sample for entry in shared.entries} == {0, 2}
     assert 0 < trace.prefill_seconds < trace.decode_seconds
-    assert trace.places_filled == 1.0
+    assert trace.slots_filled == 1.0
     apart = decoded(engine_of(models["next"], "none", batch_size=2), prompts, plain)
     assert [each.ids for each in apart] == [each.ids for each in found]
     assert trace.forwards < plain.forwards

@@ -48,6 +48,8 @@ def made_up(rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32), *, fixed: float = 1.0,
         sample=0.125,
         step=0.0625,
         measuring=1.0,
+        rule=0.03,
+        cached_row=0.002,
     )
 
 
@@ -89,7 +91,7 @@ def profiles(draw: st.DrawFn) -> RowCosts:
 
 def test_a_whole_forward_is_the_sum_of_its_parts() -> None:
     costs = made_up()
-    parts = costs.tick + costs.sample + costs.step + 0.001 * LAYERS * 8 * 40
+    parts = costs.tick + costs.sample + costs.step + 0.001 * LAYERS * 8 * 40 + 0.002 * LAYERS * 40
     each = 1.0 + 0.25 * 8
     assert predicted_seconds(costs, record(entry(8, context=40))) == pytest.approx(parts + each * (2 + 2 * LAYERS))
 
@@ -117,6 +119,25 @@ def test_a_record_without_rows_costs_planning_alone(costs: RowCosts, samples: in
     assert predicted_seconds(costs, waiting) == pytest.approx(costs.tick + samples * costs.sample)
 
 
+def test_every_rule_is_planned_for_every_sample() -> None:
+    costs, two = made_up(), record(entry(4, sample=0), entry(4, sample=1))
+    assert predicted_seconds(costs, two, rules=3) - predicted_seconds(costs, two) == pytest.approx(6 * costs.rule)
+
+
+def test_a_context_is_read_once_for_each_step_however_many_its_rows() -> None:
+    costs = made_up()
+    apart = record(entry(4, sample=0, context=40), entry(4, sample=0, context=40))
+    more = predicted_seconds(costs, apart) - predicted_seconds(costs, record(entry(8, context=40)))
+    assert more == pytest.approx(costs.step + 0.002 * LAYERS * 40)
+
+
+def test_costs_that_were_stored_before_everything_was_measured_can_be_read() -> None:
+    stored = {name: value for name, value in made_up().as_json().items() if name not in ("rule", "cached_row")}
+    assert row_costs_from_json(stored) == replace(made_up(), rule=0.0, cached_row=0.0)
+    with pytest.raises(KeyError):
+        row_costs_from_json({name: value for name, value in stored.items() if name != "tick"})
+
+
 def test_several_steps_of_a_sample_are_planned_once_and_packed_each() -> None:
     costs = made_up()
     one, two = (record(entry(4, sample=0), entry(4, sample=sample)) for sample in (0, 1))
@@ -142,7 +163,8 @@ def test_a_context_that_is_run_again_is_a_forward_of_its_own() -> None:
     again = entry(8, context=24)._replace(recomputed_context=16)
     more = predicted_seconds(costs, record(again)) - predicted_seconds(costs, record(entry(8, context=24)))
     each = 1.0 + 0.25 * 16
-    assert more == pytest.approx(costs.step + each * (1 + 2 * LAYERS) + costs.context_row * LAYERS * 16 * 8)
+    seen = LAYERS * 16 * (8 * costs.context_row + costs.cached_row)
+    assert more == pytest.approx(costs.step + each * (1 + 2 * LAYERS) + seen)
 
 
 @pytest.mark.parametrize("rows", [(1,), (1, 2, 4), (1, 2, 4, 8, 16, 32)])

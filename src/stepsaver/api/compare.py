@@ -124,7 +124,7 @@ def compare(
 
     `configs` are by name: rules as `Model.generate` takes them, or a mapping with `rules`, `policy`, `threshold`,
     `prefix_cache`, `block_cache` or `join`. The first one is the baseline, unless another one is named.
-    `limit` takes the first so many samples; of fewer than a few hundred the verdict is mostly undecided.
+    `limit` is a number of samples, the first ones; of fewer than a few hundred the verdict is mostly undecided.
     In a `folder` every finished part is stored, and the same call goes on from there; otherwise results last as long
     as what is returned. `progress` is called with a config, the number of its parts that are done, and of all.
     """
@@ -140,9 +140,9 @@ def compare(
         if folder is None:
             kept = tempfile.TemporaryDirectory(prefix="stepsaver-")
             folder = kept.name
-        place = Path(folder)
-        _write_experiment(place, content)
-        experiment = read_experiment(place, layers=model.opened.config.layers)
+        written = Path(folder)
+        _write_experiment(written, content)
+        experiment = read_experiment(written, layers=model.opened.config.layers)
         request = RunRequest(tasks=(task,), configs=experiment.configs, model=experiment.spec.model, limit=limit)
         (shard,) = make_shards(experiment, request, 1, share_machine=True)
         prepare(shard.results)

@@ -240,21 +240,21 @@ class Model:
         policy, rules = recipe.parsed_policy(), recipe.parsed_rules()
         return Engine(self.network, policy=policy, rules=rules, batch_size=size, decoding=decoding)
 
-    def _prompt(self, given: Text, place: str, max_new_tokens: int, chat: bool) -> Prompt:
+    def _prompt(self, given: Text, where: str, max_new_tokens: int, chat: bool) -> Prompt:
         if isinstance(given, str):
-            ids = encode_prompt(self.opened.tokenizer, checked_text(given, place), chat=chat)
+            ids = encode_prompt(self.opened.tokenizer, checked_text(given, where), chat=chat)
         else:
-            ids = _token_ids(given, place)
-        return Prompt(check_prompt(Prompt(ids), self.opened.config, self.opened.decoding, max_new_tokens, place))
+            ids = _token_ids(given, where)
+        return Prompt(check_prompt(Prompt(ids), self.opened.config, self.opened.decoding, max_new_tokens, where))
 
     def _request(self, index: int, context: Text, continuation: Text) -> ScoreRequest:
-        place = f"pair {index}"
+        where = f"pair {index}"
         if isinstance(context, str) and isinstance(continuation, str):
-            checked_text(context + continuation, place)
+            checked_text(context + continuation, where)
             return ScoreRequest(*encode_pair(self.opened.tokenizer, context, continuation))
         if isinstance(context, str) or isinstance(continuation, str):
-            raise UsageError(f"{place} is a text and a list of token ids; expected two of one kind")
-        return ScoreRequest(_token_ids(context, place), _token_ids(continuation, place))
+            raise UsageError(f"{where} is a text and a list of token ids; expected two of one kind")
+        return ScoreRequest(_token_ids(context, where), _token_ids(continuation, where))
 
     def _in_order(self, found: Iterator[Completion]) -> Iterator[Completion]:
         """Completions in the prompts' order; those that finish early wait."""
@@ -335,11 +335,11 @@ def _known_ids(given: Sequence[int], vocabulary: int) -> tuple[int, ...]:
     return ids
 
 
-def _token_ids(given: Sequence[int], place: str) -> tuple[int, ...]:
+def _token_ids(given: Sequence[int], where: str) -> tuple[int, ...]:
     is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
     ids = tuple(given) if is_list else ()
     if not is_list or not all(type(token) is int for token in ids):
-        raise UsageError(f"{place}: {shown(given)} is neither a text nor a list of token ids")
+        raise UsageError(f"{where}: {shown(given)} is neither a text nor a list of token ids")
     return ids
 
 

@@ -83,12 +83,12 @@ def _stored(chosen: Chosen, folder: str) -> Stored:
     from stepsaver.bench.judging.foresight import read_counted_run
     from stepsaver.bench.results.stored_costs import read_row_costs
 
-    place = chosen.results / folder
-    summaries, costs = read_summaries(chosen.experiment, chosen.results, folder), read_row_costs(place)
+    stored = chosen.results / folder
+    summaries, costs = read_summaries(chosen.experiment, chosen.results, folder), read_row_costs(stored)
     if not summaries and (saved := chosen.artifacts(folder)):
         summaries, costs = {each.config: each for each in saved.summaries}, saved.row_costs
     told = {name: each for name, each in summaries.items() if each.throughput.tokens and not each.equal_to}
-    runs = {name: read_counted_run(each, place / name) for name, each in told.items()}
+    runs = {name: read_counted_run(each, stored / name) for name, each in told.items()}
     return Stored(chosen, told, runs, list(costs.values()))
 
 

@@ -188,6 +188,6 @@ def _print_rest(document: dict[str, Any]) -> None:
         print(
             f"{refill['prompts']} prompts, batch {refill['batch']}: {refill['tokens_per_s']} tokens/s with refill, "
             f"{refill['tokens_per_s_without_refill']} without, ratio {refill['ratio']}, "
-            f"places filled {refill['places_filled']:.3f}"
+            f"slots filled {refill['slots_filled']:.3f}"
         )
     print(f"medians [smallest, largest] of interleaved repeats; {document['threads']} threads, float32, CPU")

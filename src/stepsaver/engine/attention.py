@@ -19,7 +19,7 @@ from stepsaver.engine.cache import Index, KeyValueCache
 from stepsaver.engine.models.rope import Rotation, rotate
 from stepsaver.engine.models.transformer import HeadNorms
 
-FEW_ROWS = 16  # samples with so many rows at most are padded together, and those with more
+FEW_ROWS = 16  # samples of no more rows are padded together, and those of more
 
 
 class Segment(NamedTuple):

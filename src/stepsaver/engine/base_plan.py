@@ -51,5 +51,5 @@ def commit_plan(block_size: int, *, layers: int, prediction: Prediction = NEXT) 
 
 
 def opening_readers(rows: int, prediction: Prediction) -> Rows:
-    """Of so many rows, those that predict the token after them, which opens the next block. None if no row does."""
+    """Of the first `rows` rows, those that predict the token after them, which opens the next block; maybe none."""
     return prediction.readers(1 << rows) & rows_between(0, rows)

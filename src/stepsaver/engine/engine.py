@@ -184,7 +184,7 @@ class Engine:
         longest = max(len(each.context_ids) + len(each.continuation_ids) + 1 for each in requests)
         slots = min(self.batch_size, len(requests))
         memory = self._memory(slots, longest)
-        trace.cache_bytes, trace.places = memory.cache.bytes, slots
+        trace.cache_bytes, trace.slots = memory.cache.bytes, slots
         for start in range(0, len(requests), self.batch_size):
             group = requests[start : start + self.batch_size]
             started = perf_counter()
@@ -235,7 +235,7 @@ class Engine:
     ) -> BatchContext:
         slots = min(self.batch_size, len(requests))
         memory = self._memory(slots, max(request.end for request in requests))
-        trace.places = slots
+        trace.slots = slots
         trace.cache_bytes = memory.cache.bytes + (memory.deltas.bytes if memory.deltas else 0)
         return BatchContext(
             self.model,

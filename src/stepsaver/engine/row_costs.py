@@ -43,6 +43,7 @@ class RowCosts:
     sample: float  # and of each sample in it
     step: float  # of each step that a forward packs
     measuring: float  # seconds that it took
+    rule: float = 0.0  # planning, of each rule and sample in a tick
     cached_row: float = 0.0  # of one row of context of a step and one layer, however few its queries: it is read
 
     @property
@@ -96,10 +97,12 @@ def row_costs_from_json(content: dict[str, Any]) -> RowCosts:
     return costs
 
 
-def predicted_seconds(costs: RowCosts, record: ForwardRecord) -> float:
-    """The seconds of one record: planning, forward and choices. Without rows there is nothing but planning."""
+def predicted_seconds(costs: RowCosts, record: ForwardRecord, rules: int = 0) -> float:
+    """The seconds of one record, planned with a number of rules: planning, forward and choices. Without rows there is
+    nothing but planning.
+    """
     entries = record.entries
-    seconds = costs.tick + costs.sample * len({entry.sample for entry in entries})
+    seconds = costs.tick + (costs.sample + rules * costs.rule) * len({entry.sample for entry in entries})
     running = [entry for entry in entries if entry.rows]
     if not running:
         return seconds
@@ -145,11 +148,13 @@ def _recomputing(costs: RowCosts, context: int) -> float:
     return costs.step + costs.seconds_of(costs.forward, context) + costs.layers * layer
 
 
-def predicted_total(costs: RowCosts, records: Iterable[ForwardRecord]) -> float:
-    return sum(predicted_seconds(costs, record) for record in records)
+def predicted_total(costs: RowCosts, records: Iterable[ForwardRecord], rules: int = 0) -> float:
+    return sum(predicted_seconds(costs, record, rules) for record in records)
 
 
-def predicted_speed_up_here(baseline: Trace, other: Trace, costs: RowCosts) -> float:
-    """How many times as many tokens per second `other` should reach on the machine that was measured."""
-    ours, theirs = (predicted_total(costs, trace.records) / trace.tokens_generated for trace in (other, baseline))
-    return theirs / ours
+def predicted_speed_up_here(baseline: Trace, other: Trace, costs: RowCosts, rules: int = 0) -> float:
+    """How many times as many tokens per second `other`, planned with a number of rules, should reach on the machine
+    that was measured.
+    """
+    ours = predicted_total(costs, other.records, rules) / other.tokens_generated
+    return predicted_total(costs, baseline.records) / baseline.tokens_generated / ours

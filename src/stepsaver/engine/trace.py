@@ -45,7 +45,7 @@ class ForwardRecord(NamedTuple):
     forward_seconds: float
     layers: LayersRun
     entries: tuple[SampleStep, ...]
-    waiting: int  # samples that had no place in the batch
+    waiting: int  # samples that had no slot in the batch
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Trace:
     tokens_scored: int = 0
     samples: int = 0
     cache_bytes: int = 0
-    places: int = 0
+    slots: int = 0
     guesses_right: int = 0  # of tokens that open a block, where commits are joined
     guesses_wrong: int = 0
 
@@ -68,8 +68,8 @@ class Trace:
     def add_single_forward(self, seconds: float, plans: Sequence[StepPlan], first_sample: int) -> None:
         """Records a forward of all layers that belongs to no decode: the reference's way of scoring."""
         entries = tuple(
-            sample_step(first_sample + place, plan, step=0, context=plan.rows, revealed=0, recomputed_context=0)
-            for place, plan in enumerate(plans)
+            sample_step(first_sample + index, plan, step=0, context=plan.rows, revealed=0, recomputed_context=0)
+            for index, plan in enumerate(plans)
         )
         layers = len(plans[0].layers)
         self.add(ForwardRecord(seconds, seconds, LayersRun(layers, layers, layers), entries, 0))
@@ -107,10 +107,10 @@ class Trace:
         )
 
     @property
-    def places_filled(self) -> float:
-        """The share of the batch's places that were in use while samples waited."""
+    def slots_filled(self) -> float:
+        """The share of the batch's slots that were in use while samples waited."""
         busy = [len({entry.sample for entry in r.entries}) for r in self.records if r.waiting and not _is_prefill(r)]
-        return sum(busy) / (len(busy) * self.places) if busy else 1.0
+        return sum(busy) / (len(busy) * self.slots) if busy else 1.0
 
 
 def _prefill_share(record: ForwardRecord) -> float:

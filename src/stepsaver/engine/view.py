@@ -69,7 +69,7 @@ class StepView:
         return self.sub_block & self.masked & ~self.sealed
 
     def revealed_within(self, steps: int) -> Rows:
-        """Rows that became tokens in the last so many steps of the block."""
+        """Rows that became tokens in the last `steps` steps of the block."""
         rows = NO_ROWS
         for reveal in reversed(self.reveals):
             if self.step - reveal.step > steps:

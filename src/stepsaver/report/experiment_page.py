@@ -25,9 +25,9 @@ class TraceLink:
     documents: Sequence[DocumentKey]
 
     def as_json(self, shown: Sequence[DocumentKey]) -> dict[str, Any]:
-        there = {key: place for place, key in enumerate(self.documents)}
-        places = {place: there[key] for place, key in enumerate(shown) if key in there}
-        return {"file": self.file, "label": self.label, "places": places}
+        there = {key: position for position, key in enumerate(self.documents)}
+        positions = {position: there[key] for position, key in enumerate(shown) if key in there}
+        return {"file": self.file, "label": self.label, "positions": positions}
 
 
 def experiment_page(

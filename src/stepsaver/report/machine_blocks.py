@@ -28,7 +28,7 @@ def costs_rows(costs: RowCosts) -> list[tuple[int, float, float, float, float, f
 
 def _caption(costs: RowCosts) -> str:
     return (
-        f"Milliseconds of one forward with so many packed rows. {costs_text(costs)} "
+        f"Milliseconds of one forward by the number of its packed rows. {costs_text(costs)} "
         "`Predicted` is by operations, `predicted here` by these figures."
     )
 
@@ -37,7 +37,8 @@ def costs_text(costs: RowCosts) -> str:
     """All but the curves."""
     return (
         f"{costs.device}, {costs.threads} threads, {costs.dtype}, weights of {costs.weights}; {costs.shape}. "
-        f"Planning takes {1e6 * costs.tick:.0f} µs a tick and {1e6 * costs.sample:.0f} µs a sample, packing "
+        f"Planning takes {1e6 * costs.tick:.0f} µs a tick, {1e6 * costs.sample:.0f} µs a sample and "
+        f"{1e6 * costs.rule:.1f} µs a rule and sample, packing "
         f"{1e6 * costs.step:.0f} µs a step, attention {1e9 * costs.context_row:.2g} ns a query, row of context and "
         f"layer, and {1e9 * costs.cached_row:.2g} ns a step, row of context and layer. "
         f"A forward costs as much as {costs.forward_rows:.0f} rows beside its own. "

@@ -1,4 +1,4 @@
-"""The samples of a task for the page: questions once, equal answers once, at most so many."""
+"""The samples of a task for the page: questions once, equal answers once, no more than fit a page."""
 
 from typing import Any
 

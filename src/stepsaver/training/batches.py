@@ -34,7 +34,7 @@ class Sample:
         return self.tokens[index * self.block_size : (index + 1) * self.block_size]
 
     def next_tokens(self, index: int) -> list[int]:
-        """What the rows of a block predict. Behind the last block nothing is known."""
+        """What the rows of a block predict. After the last block nothing is known."""
         start = index * self.block_size + 1
         following = self.tokens[start : start + self.block_size]
         return [*following, *([NO_TARGET] * (self.block_size - len(following)))]

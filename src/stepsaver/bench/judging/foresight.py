@@ -41,7 +41,7 @@ class CountedRun:
     sample_forwards: int | None  # summed over samples, prefills aside; None: nobody counted, so steps are not joined
     layers: int  # of the model that took them
     steps: tuple[CountedStep, ...]
-    planning_seconds: float | None = None  # of the host that ran them, as measured; None: as `RowCosts` has it
+    rules: int = 0  # that planned them
 
     @property
     def decoding_steps(self) -> list[CountedStep]:
@@ -82,7 +82,7 @@ def read_counted_run(summary: Summary, folder: Path) -> CountedRun:
         sample_forwards=summary.sample_forwards,
         layers=layers,
         steps=_steps(counts) if counts else _average_steps(summary.cost.by_kind, layers),
-        planning_seconds=summary.planning_seconds,
+        rules=len(summary.identity.rules),
     )
 
 
@@ -125,10 +125,8 @@ def _average_steps(by_kind: Kinds, layers: int) -> tuple[CountedStep, ...]:
 def foreseen_seconds(run: CountedRun, costs: RowCosts, batch: float, *, seed: int = 0) -> float:
     """Seconds per token, where a forward holds `batch` steps on the average."""
     random = np.random.default_rng(seed)
-    if run.planning_seconds is not None:  # rules take more of it than `RowCosts`, which are measured without them
-        costs = replace(costs, tick=0.0, sample=0.0)
-    seconds = run.planning_seconds or 0.0
-    seconds += _seconds(run.decoding_steps, run.layers, costs, batch, random)
+    planned = replace(costs, sample=costs.sample + run.rules * costs.rule)
+    seconds = _seconds(run.decoding_steps, run.layers, planned, batch, random)
     if run.prefills:
         rows = np.average([each.step.rows for each in run.prefills], weights=[each.number for each in run.prefills])
         together = max(min(batch, PREFILL_ROWS / max(float(rows), 1.0)), 1.0)

@@ -22,7 +22,7 @@ ROWS = tuple(1 << power for power in range(13))
 READ_SHARE, MULTIPLY_SHARE = 0.8, 0.6  # of the peaks that well-made kernels reach
 LAUNCH_SECONDS = 6e-6  # of one operation of PyTorch's eager mode, on the host
 ATTENTION_LAUNCHES, MLP_LAUNCHES, OTHER_LAUNCHES = 11, 6, 30  # as tests/engine/test_stand_in_device.py counts them
-TICK_SECONDS, SAMPLE_SECONDS = 200e-6, 60e-6  # planning on the host
+TICK_SECONDS, SAMPLE_SECONDS, RULE_SECONDS = 200e-6, 60e-6, 5e-6  # planning on the host
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class DeviceProfile:
             context_row=self._multiplying(4 * query_width),
             tick=TICK_SECONDS,
             sample=SAMPLE_SECONDS,
+            rule=RULE_SECONDS,
             step=0.0,
             measuring=0.0,
             cached_row=self._reading(2 * kv_width * BYTES[self.dtype]),

@@ -22,6 +22,7 @@ from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.denoise import Denoising
 from stepsaver.engine.engine import Engine, Prompt
+from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Memory
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.transformer import Transformer
@@ -30,6 +31,11 @@ from stepsaver.engine.plan import LayerRows, StepPlan
 from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.row_costs import RowCosts
 from stepsaver.engine.rows import NO_ROWS, rows_between
+from stepsaver.engine.rules.light_commit import LightCommit
+from stepsaver.engine.rules.near_rows import NearRows
+from stepsaver.engine.rules.previous_row import PreviousRow
+from stepsaver.engine.rules.rule import Rule, check_rules
+from stepsaver.engine.rules.trim import Trim
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.state import Request, Sample, request_key
 from stepsaver.engine.trace import Trace
@@ -41,6 +47,7 @@ LONG_CONTEXT = 512  # up to which our own kernel attends; curves are measured at
 LEAST_REPEATS, REPEATS = 3, 7
 ROUND = 5.0  # a round of all, in whole forwards of the most rows, about
 TICK_BATCHES = (1, 8)
+TICK_RULES: tuple[Rule, ...] = (PreviousRow(), Trim(), NearRows(), LightCommit())  # what planning costs with rules
 TICK_TOKENS = 8
 
 Runs = Literal["whole", "mlp", "nothing", "no head"]
@@ -109,7 +116,7 @@ def measure_row_costs(
     """Takes the budget at most, about, and less for a small model; of a large one fewer rows are measured."""
     started = perf_counter()
     decoding, config = decoding or resolve_decoding(model.config), model.config
-    tick, sample = _tick_seconds(model, decoding)
+    tick, sample, rule = _tick_seconds(model, decoding)
     long = min(LONG_CONTEXT, config.max_positions)
     slope, forward_row = _context_seconds(model, decoding, long, started + budget_seconds / 4)
     left = started + budget_seconds - perf_counter()
@@ -138,6 +145,7 @@ def measure_row_costs(
         sample=sample,
         step=step,
         measuring=perf_counter() - started,
+        rule=rule,
         cached_row=cached_row,
     )
 
@@ -216,16 +224,31 @@ def _ascending(seconds: Sequence[float]) -> tuple[float, ...]:
     return tuple(isotonic_regression(np.maximum(seconds, 0.0)).x.tolist())
 
 
-def _tick_seconds(model: Transformer, decoding: DecodingSettings) -> tuple[float, float]:
-    """What a tick takes beside its forward, and what each sample in it does: real decodes of few and more samples."""
-    taken: dict[int, list[float]] = {batch: [] for batch in TICK_BATCHES}
+def _tick_seconds(model: Transformer, decoding: DecodingSettings) -> tuple[float, float, float]:
+    """What a tick takes beside its forward, what each sample in it does, and what each rule does for a sample: real
+    decodes of few and more samples, without rules and with those that fit the model.
+    """
+    fitting = tuple(rule for rule in TICK_RULES if _fits(rule, decoding, model.config.layers))
+    few, more = TICK_BATCHES
+    wanted: tuple[tuple[int, tuple[Rule, ...]], ...] = ((few, ()), (more, ()), (more, fitting))
+    taken: list[list[float]] = [[] for _ in wanted]
     for _ in range(LEAST_REPEATS):
-        for batch, seconds in taken.items():
+        for (batch, rules), seconds in zip(wanted, taken, strict=True):
             trace = Trace()
-            engine = Engine(model, policy=Fixed(), batch_size=batch, decoding=replace(decoding, stop_ids=()))
+            settings = replace(decoding, stop_ids=())
+            engine = Engine(model, policy=Fixed(), rules=rules, batch_size=batch, decoding=settings)
             for _ in engine.generate([Prompt((0,))] * batch, max_new_tokens=TICK_TOKENS, trace=trace):
                 pass
             seconds += [record.seconds - record.forward_seconds for record in trace.records]
-    (few, of_few), (more, of_more) = ((batch, median(seconds)) for batch, seconds in taken.items())
+    of_few, of_more, with_rules = map(median, taken)
     sample = max((of_more - of_few) / (more - few), 0.0)
-    return max(of_few - few * sample, 0.0), sample
+    rule = max(with_rules - of_more, 0.0) / (more * max(len(fitting), 1))
+    return max(of_few - few * sample, 0.0), sample, rule
+
+
+def _fits(rule: Rule, decoding: DecodingSettings, layers: int) -> bool:
+    try:
+        check_rules((rule,), decoding, layers)
+    except UsageError:
+        return False
+    return True

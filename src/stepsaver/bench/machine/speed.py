@@ -143,7 +143,7 @@ def measure_refill(model: Transformer, repeats: int, *, prompts: int = 64, batch
     filled = 0.0
     for _ in range(repeats):
         refilled = decode_once(engine, wanted, Trace())
-        filled = refilled.places_filled
+        filled = refilled.slots_filled
         fixed_seconds = 0.0
         for start in range(0, prompts, batch):
             longest = max(limits[start : start + batch])
@@ -157,7 +157,7 @@ def measure_refill(model: Transformer, repeats: int, *, prompts: int = 64, batch
         "tokens_per_s": spread([refilled for refilled, _ in rates]),
         "tokens_per_s_without_refill": spread([fixed for _, fixed in rates]),
         "ratio": spread([refilled / fixed for refilled, fixed in rates]),
-        "places_filled": filled,
+        "slots_filled": filled,
     }
 
 

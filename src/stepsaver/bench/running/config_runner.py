@@ -68,7 +68,7 @@ class ConfigRunner:
             requests=meter.requests,
             tokens=meter.tokens,
             seconds=trace.decode_seconds,
-            predicted_seconds=predicted_total(row_costs, trace.records) if row_costs else None,
+            predicted_seconds=predicted_total(row_costs, trace.records, len(self.engine.rules)) if row_costs else None,
             prefill_seconds=trace.prefill_seconds,
             warm_up_seconds=meter.warm_up_seconds,
             forwards=cost.forwards,

@@ -135,10 +135,10 @@ void stepsaver_silu_product(const float *gate_up, float *out, long rows, long wi
     }
 }
 
-void stepsaver_copy_rows(const float *x, float *stored, const int64_t *places, long rows, long width) {
+void stepsaver_copy_rows(const float *x, float *stored, const int64_t *indices, long rows, long width) {
 #pragma omp parallel for if (rows * width > MANY)
     for (long row = 0; row < rows; row++)
-        memcpy(stored + places[row] * width, x + row * width, (size_t)width * sizeof(float));
+        memcpy(stored + indices[row] * width, x + row * width, (size_t)width * sizeof(float));
 }
 
 /* One sample's part of the packed queries: row start sees the first `length` rows of a slot, each row up to stop - 1
@@ -171,23 +171,23 @@ static void attend_task(const float *queries, float *out, const float *stored, S
 
 /* Norms and turns a projected row in place, its queries and its keys if it has any, and puts keys and values where they
  * belong. */
-static void place_row(float *row, const float *rotation, float *stored, const int64_t *place, const float *norms,
+static void store_row(float *row, const float *rotation, float *stored, const int64_t *index, const float *norms,
                       float eps, long heads, long kv_heads, long head_dim, long capacity) {
     const long half = head_dim / 2;
     if (norms) {
         rows_of->norm_heads(row, norms, heads, head_dim, eps);
-        if (place) rows_of->norm_heads(row + heads * head_dim, norms + head_dim, kv_heads, head_dim, eps);
+        if (index) rows_of->norm_heads(row + heads * head_dim, norms + head_dim, kv_heads, head_dim, eps);
     }
-    rows_of->rotate(row, rotation, rotation + head_dim + half, heads + (place ? kv_heads : 0), half);
-    for (long head = 0; place && head < 2 * kv_heads; head++)
-        memcpy(stored + (*place + head * capacity) * head_dim, row + (heads + head) * head_dim,
+    rows_of->rotate(row, rotation, rotation + head_dim + half, heads + (index ? kv_heads : 0), half);
+    for (long head = 0; index && head < 2 * kv_heads; head++)
+        memcpy(stored + (*index + head * capacity) * head_dim, row + (heads + head) * head_dim,
                (size_t)head_dim * sizeof(float));
 }
 
-void stepsaver_mix(float *projected, float *out, const float *rotation, float *stored, const int64_t *places,
+void stepsaver_mix(float *projected, float *out, const float *rotation, float *stored, const int64_t *indices,
                    const Segment *segments, const float *norms, long rows, long count, long heads, long kv_heads,
                    long head_dim, long capacity, float eps) {
-    const long group = heads / kv_heads, stride = (heads + (places ? 2 * kv_heads : 0)) * head_dim;
+    const long group = heads / kv_heads, stride = (heads + (indices ? 2 * kv_heads : 0)) * head_dim;
     long most_queries = 0;
     for (long i = 0; i < count; i++) {
         const long queries = (segments[i].stop - segments[i].start) * group;
@@ -199,7 +199,7 @@ void stepsaver_mix(float *projected, float *out, const float *rotation, float *s
     {
 #pragma omp for
         for (long row = 0; row < rows; row++)
-            place_row(projected + row * stride, rotation + row * 2 * head_dim, stored, places ? places + row : NULL,
+            store_row(projected + row * stride, rotation + row * 2 * head_dim, stored, indices ? indices + row : NULL,
                       norms, eps, heads, kv_heads, head_dim, capacity);
 #pragma omp for collapse(3) schedule(dynamic, few)
         for (long i = 0; i < count; i++)
@@ -211,7 +211,7 @@ void stepsaver_mix(float *projected, float *out, const float *rotation, float *s
     }
 }
 
-/* Per row: the place of its largest number but the masked one, that number's share of the exponentials of all, and their
+/* Per row: the index of its largest number but the masked one, that number's share of the exponentials of all, and their
  * plain sum, which is finite if all are. */
 static void most_likely_row(const float *x, long width, long mask, double *out) {
     const long before = mask < 0 ? width : mask, behind = mask < 0 ? width : mask + 1;
@@ -220,9 +220,9 @@ static void most_likely_row(const float *x, long width, long mask, double *out) 
     best = other > best ? other : best;
     const float most = mask >= 0 && x[mask] > best ? x[mask] : best;
     const Sums sums = rows_of->sums_of(x, width, most);
-    long place = 0;
-    while (place < width - 1 && (x[place] != best || place == mask)) place++;
-    out[0] = (double)place;
+    long index = 0;
+    while (index < width - 1 && (x[index] != best || index == mask)) index++;
+    out[0] = (double)index;
     out[1] = (double)(expf(best - most) / sums.exponentials);
     out[2] = (double)sums.plain;
 }

@@ -1,4 +1,4 @@
-"""A quota of rows per step, so that a block takes at most so many steps (SDAR, Cheng et al., 2025)."""
+"""A quota of rows per step, so that a block takes no more steps than given (SDAR, Cheng et al., 2025)."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar

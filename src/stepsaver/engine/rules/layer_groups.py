@@ -17,7 +17,7 @@ def group_size(layers: int) -> int:
 
 @lru_cache(maxsize=256)
 def layer_group(text: str, layers: int) -> frozenset[int]:
-    """The layers of a group in a model of so many layers.
+    """The layers of a group in a model of `layers` layers.
 
     At the source's depth `first`, `middle` and `last` are what its code really chose (1-12, 8-19 and 16-27, so the last
     two overlap); they are scaled to other depths. The thirds are equal and disjoint; layers that do not divide by three

@@ -28,7 +28,7 @@ class LightCommit(Rule):
     )
     needs_block_cache: ClassVar[bool] = False
 
-    settle: int | Literal["all"] = field(default=1, metadata=tuned(2, 1, 0))
+    settle: int | Literal["all"] = field(default=1, metadata=tuned(3, 1, 0))
 
     def __post_init__(self) -> None:
         if self.settle != "all" and self.settle < 0:

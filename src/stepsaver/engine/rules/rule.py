@@ -41,7 +41,7 @@ class Rule(ABC):
         return plan
 
     def delta_layers(self, layers: int) -> frozenset[int]:
-        """The layers, of so many, whose deltas the rule may reuse and the engine therefore keeps."""
+        """The layers, of `layers`, whose deltas the rule may reuse and the engine therefore keeps."""
         return frozenset()
 
     def probe_layers(self, layers: int) -> frozenset[int]:
@@ -65,7 +65,7 @@ class Rule(ABC):
         return None
 
     def layer_groups(self, layers: int) -> dict[str, frozenset[int]]:
-        """The layers, of so many, that the settings choose, by the name they have there: what a comparison varies."""
+        """The layers, of `layers`, that the settings choose, by the name they have there: what a comparison varies."""
         return {}
 
     def same_answers_as(self) -> "Rule":
@@ -73,7 +73,7 @@ class Rule(ABC):
         return self
 
     def check(self, layers: int) -> None:  # noqa: B027 (most rules fit every model)
-        """Says what is impossible for a model of so many layers."""
+        """Says what is impossible for a model of `layers` layers."""
 
     def check_decoding(self, decoding: DecodingSettings) -> None:
         """Says what makes no sense for the way a model is decoded."""

@@ -42,7 +42,7 @@ class Trim(Rule):
         default="changed", metadata=tuned("structural", "changed")
     )
     budget: int = field(default=4, metadata=not_tuned("of the levels drift and random"))
-    settle: int = field(default=1, metadata=tuned(2, 1, 0))
+    settle: int = field(default=1, metadata=tuned(3, 1, 0))
     age: int = field(default=4, metadata=not_tuned("of the level drift"))
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 A config may be a pattern (`window_*`: of several the smallest and the largest are written, baselines and controls
 aside), several with commas, or `fastest`: the one with the greatest speed-up, and with `fastest<1.5` of those whose
-drop surely stays below so many points. In a page of an experiment its name may be left out.
+drop surely stays below a number of points. In a page of an experiment its name may be left out.
 """
 
 import re

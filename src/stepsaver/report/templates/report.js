@@ -313,10 +313,10 @@ class Browser {
 
   showTrace(sample) {
     const traces = this.data.traces;
-    const place = traces?.places[sample];
-    if (place === undefined) return;
+    const position = traces?.positions[sample];
+    if (position === undefined) return;
     const link = make("a", "", make("p", "", this.shown), `Play this sample step by step: ${traces.label}`);
-    link.href = `${traces.file}#sample=${place + 1}`;
+    link.href = `${traces.file}#sample=${position + 1}`;
   }
 }
 
