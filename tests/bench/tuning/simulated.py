@@ -73,6 +73,9 @@ class SimulatedSpace:
     def singles(self) -> list[str]:
         return [name for name in self.truths if "+" not in name]
 
+    def family(self, name: str) -> str:
+        return name.partition("+")[0]
+
     def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
         return False
 

@@ -80,7 +80,7 @@ class Trial(Protocol):
     """A candidate on fresh problems."""
 
     def __call__(self, name: str, number: int, problems: int) -> Observed | None:
-        """About so many problems, as its attempt of this number; None where the budget does not allow it."""
+        """About `problems` problems, as its attempt of this number; None where the budget does not allow it."""
         ...
 
 

@@ -66,7 +66,7 @@ def drop_interval(observed: Observed, confidence: float) -> Interval:
 
 
 def _score_bound(observed: Observed, distance: float) -> float:
-    """The difference from which what was seen lies so many deviations away: above it for the lower bound."""
+    """The difference from which what was seen lies that many deviations away: above it for the lower bound."""
     near, far = observed.drop, -1.0 if distance > 0 else 1.0
     for _ in range(40):
         middle = (near + far) / 2

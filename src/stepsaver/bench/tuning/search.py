@@ -16,6 +16,7 @@ TOGETHER = 6  # candidates that are timed beside one run of the baseline, before
 MOST_COMBINATIONS = 24
 LEAST_CHANCE = 0.05  # of being confirmed, for which fresh problems are spent
 SURVIVORS, LEAST_SURVIVORS = 0.5, 5  # of a rung
+PROMISED_MORE = "others promised more"
 
 
 class Trials(Protocol):
@@ -46,6 +47,10 @@ class Space(Protocol):
         """Candidates that differ from plain decoding in one thing, the cheapest of each kind first."""
         ...
 
+    def family(self, name: str) -> str:
+        """What a candidate shares with those that stand or fall with it: few problems flatter all of them at once."""
+        ...
+
     def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
         """Whether a candidate is of the same kind as a hopeless one and costs at least as much."""
         ...
@@ -72,8 +77,9 @@ def search(space: Space, trials: Trials, goal: Goal) -> Found:
     combined = space.combinations(_known(tried, trials), goal, MOST_COMBINATIONS)
     tried += _try_once(combined, trials, found, until=until)
     racing = [name for name, observed in _known(tried, trials).items() if _is_hopeful(name, observed, found)]
-    standing = _known(_race(racing, trials, found, goal), trials)
-    found.ranked = _ranked(standing, goal)
+    standing = _known(_race(racing, space, trials, found, goal), trials)
+    aside = _known([name for name, reason in found.out.items() if reason.endswith(PROMISED_MORE)], trials)
+    found.ranked = _ranked(standing, goal) or _ranked(aside, goal)
     return found
 
 
@@ -127,12 +133,12 @@ def _is_hopeful(name: str, observed: Observed, found: Found) -> bool:
     return False
 
 
-def _race(racing: list[str], trials: Trials, found: Found, goal: Goal) -> list[str]:
+def _race(racing: list[str], space: Space, trials: Trials, found: Found, goal: Goal) -> list[str]:
     """Successive halving: each rung takes as long as the others, with half the candidates on twice the problems."""
     done = 1  # chunks
     rungs = max(1, ceil(log2(max(len(racing), 2) / LEAST_SURVIVORS)) + 2)
     for rung in range(rungs):
-        racing = _survivors(racing, trials, found, goal)
+        racing = _survivors(racing, space, trials, found, goal)
         share = trials.seconds_left() / (rungs - rung)
         until = trials.seconds_left() - share
         while racing and done < trials.chunks and trials.seconds_left() > max(until, 0.0):
@@ -141,14 +147,17 @@ def _race(racing: list[str], trials: Trials, found: Found, goal: Goal) -> list[s
     return _inside(racing, trials, found, goal)
 
 
-def _survivors(racing: list[str], trials: Trials, found: Found, goal: Goal) -> list[str]:
-    """Who is inside by its intervals, and of these the more promising half."""
+def _survivors(racing: list[str], space: Space, trials: Trials, found: Found, goal: Goal) -> list[str]:
+    """Who is inside by its intervals, and of these the more promising half; of each family the most promising."""
     known = _known(_inside(racing, trials, found, goal), trials)
     ordered = sorted(known, key=lambda name: -goal.expected_gain(known[name]))
     kept = max(LEAST_SURVIVORS, ceil(len(racing) * SURVIVORS))
-    for name in ordered[kept:]:
-        found.out[name] = f"{kept} others promised more after {known[name].problems} problems"
-    return ordered[:kept]
+    first = {space.family(name): name for name in reversed(ordered)}
+    surviving = [name for rank, name in enumerate(ordered) if rank < kept or name in first.values()]
+    for name in ordered:
+        if name not in surviving:
+            found.out[name] = f"after {known[name].problems} problems {PROMISED_MORE}"
+    return surviving
 
 
 def _inside(racing: Sequence[str], trials: Trials, found: Found, goal: Goal) -> list[str]:

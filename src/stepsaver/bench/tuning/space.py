@@ -100,6 +100,11 @@ class DeclaredSpace:
         self.known |= possible
         return _in_turns([each.settings[0] for each in possible.values()], list(possible))
 
+    def family(self, name: str) -> str:
+        """Its kind of policy: what a policy costs in answers, all that are combined with it cost."""
+        policy = self.known[name].policy
+        return DEFAULT_POLICY if policy is None else policy.name
+
     def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
         (ours,) = self.known[name].settings
         return any(ours.costs_at_least(self.known[other].settings[0]) for other in hopeless)
@@ -115,9 +120,16 @@ class DeclaredSpace:
             ]
             beam = [*beam, *(each for each in grown if self.is_possible(each[0]))]
             beam = sorted(beam, key=lambda each: -(goal.expected_gain(each[1]) if each[1] else 0.0))[:BEAM]
-        several = [candidate for candidate, _ in beam if len(candidate.settings) > 1][:most]
-        self.known |= {each.name: each for each in several}
-        return [each.name for each in several]
+        several = {candidate.name: candidate for candidate, _ in beam if len(candidate.settings) > 1}
+        self.known |= several
+        return self._by_families(list(several))[:most]
+
+    def _by_families(self, names: Sequence[str]) -> list[str]:
+        """The first of every family, then the next of every family."""
+        families: dict[str, list[str]] = {}
+        for name in names:
+            families.setdefault(self.family(name), []).append(name)
+        return [name for each in itertools.zip_longest(*families.values()) for name in each if name is not None]
 
     def _choices(self, known: Mapping[str, Observed], goal: Goal) -> dict[str, list[tuple[str, Setting]]]:
         """By kind, the few settings that promise most on their own."""
@@ -142,13 +154,13 @@ class DeclaredSpace:
 
     def _settings(self) -> Iterator[Setting]:
         seen: set[Any] = set()
-        for name, made in registry.found_in(RULES).items():
+        for name, made in registry.all_of(RULES).items():
             for setting in self._declared(name, made):
                 same = setting.value.same_answers_as()
                 if same not in seen and not setting.value.inert_reason():
                     seen.add(same)
                     yield setting
-        for made in registry.found_in(POLICIES).values():
+        for made in registry.all_of(POLICIES).values():
             yield from self._declared("policy", made)
         block = self.decoding.block_size
         for size in range(LEAST_SUB_BLOCK, block + 1):
@@ -162,13 +174,13 @@ class DeclaredSpace:
         if not declared:
             return
         tried = [self.layer_groups if each.values == (BY_DRIFT,) else each.values for each in declared.values()]
-        for places in itertools.product(*(range(len(values)) for values in tried)):
-            chosen = {name: values[place] for name, values, place in zip(declared, tried, places, strict=True)}
+        for ranked in itertools.product(*(range(len(values)) for values in tried)):
+            chosen = {name: values[rank] for name, values, rank in zip(declared, tried, ranked, strict=True)}
             try:
                 value = made(**chosen)
             except UsageError:  # values that exclude each other
                 continue
-            ranks = tuple(place for place, each in zip(places, declared.values(), strict=True) if each.is_ordered)
+            ranks = tuple(rank for rank, each in zip(ranked, declared.values(), strict=True) if each.is_ordered)
             kinds = tuple(chosen[name] for name, each in declared.items() if not each.is_ordered)
             if registry.describe(value) != registry.describe(registry.parse(DEFAULT_POLICY, POLICIES, "policy")):
                 yield Setting(kind, value, ranks, (made.__name__, *kinds))
