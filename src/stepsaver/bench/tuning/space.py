@@ -103,7 +103,7 @@ class DeclaredSpace:
     def family(self, name: str) -> str:
         """Its kind of policy: what a policy costs in answers, all that are combined with it cost."""
         policy = self.known[name].policy
-        return DEFAULT_POLICY if policy is None else policy.name
+        return "" if policy is None else policy.name
 
     def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
         (ours,) = self.known[name].settings
