@@ -8,6 +8,9 @@
  */
 #include <float.h>
 #include <math.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,6 +150,17 @@ typedef struct {
     int64_t start, stop, slot, length, growth;
 } Segment;
 
+/* Tiles of a segment's queries with the heads that share a key-value head. */
+static long tiles_of(Segment segment, long group) { return ((segment.stop - segment.start) * group + TILE - 1) / TILE; }
+
+static long threads_at_most(void) {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
 /* Attends the queries from `first` on, at most TILE of them, of a sample's heads that share a key-value head. */
 static void attend_task(const float *queries, float *out, const float *stored, Segment segment, long kv_head, long first,
                         long query_stride, long heads, long kv_heads, long head_dim, long capacity) {
@@ -188,26 +202,31 @@ void stepsaver_mix(float *projected, float *out, const float *rotation, float *s
                    const Segment *segments, const float *norms, long rows, long count, long heads, long kv_heads,
                    long head_dim, long capacity, float eps) {
     const long group = heads / kv_heads, stride = (heads + (indices ? 2 * kv_heads : 0)) * head_dim;
-    long most_queries = 0;
-    for (long i = 0; i < count; i++) {
-        const long queries = (segments[i].stop - segments[i].start) * group;
-        if (queries > most_queries) most_queries = queries;
-    }
-    /* tasks that a thread takes at a time: a task of few queries is hardly longer than taking it */
-    const long few = 1 + count * kv_heads * ((most_queries + TILE - 1) / TILE) / 64;
+    long firsts[count + 1]; /* tasks of the segments before each one */
+    firsts[0] = 0;
+    for (long i = 0; i < count; i++) firsts[i + 1] = firsts[i] + kv_heads * tiles_of(segments[i], group);
+    /* tasks that a thread takes at a time: one of few queries is hardly longer than taking it */
+    const long few = 1 + firsts[count] / (32 * threads_at_most());
 #pragma omp parallel if (count > 0 || rows * stride > 4 * MANY)
     {
 #pragma omp for
         for (long row = 0; row < rows; row++)
             store_row(projected + row * stride, rotation + row * 2 * head_dim, stored, indices ? indices + row : NULL,
                       norms, eps, heads, kv_heads, head_dim, capacity);
-#pragma omp for collapse(3) schedule(dynamic, few)
-        for (long i = 0; i < count; i++)
-            for (long kv_head = 0; kv_head < kv_heads; kv_head++)
-                for (long first = 0; first < most_queries; first += TILE)
-                    if (first < (segments[i].stop - segments[i].start) * group)
-                        attend_task(projected, out, stored, segments[i], kv_head, first, stride, heads, kv_heads,
-                                    head_dim, capacity);
+#pragma omp for schedule(dynamic, few)
+        for (long task = 0; task < firsts[count]; task++) {
+            long i = 0;
+            for (long last = count - 1; i < last;) { /* the segment that the task is of */
+                const long middle = (i + last) / 2;
+                if (task < firsts[middle + 1])
+                    last = middle;
+                else
+                    i = middle + 1;
+            }
+            const long tiles = tiles_of(segments[i], group), within = task - firsts[i];
+            attend_task(projected, out, stored, segments[i], within / tiles, within % tiles * TILE, stride, heads,
+                        kv_heads, head_dim, capacity);
+        }
     }
 }
 
