@@ -12,6 +12,7 @@ from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.score import Score, ScoreRequest
+from stepsaver.engine.score_once import IN_ONE_FORWARD
 from stepsaver.engine.trace import Trace
 from tests.conftest import GOLDEN
 from tests.engine.golden_cases import read_golden
@@ -136,6 +137,28 @@ def test_requests_with_the_same_context_share_its_prefill(tiny_model: Transforme
     scored(engine_of(tiny_model, batch_size=4), [(context, (token,)) for token in (5, 15, 25, 35)], trace=trace)
     assert [entry.kind for entry in trace.entries] == ["prefill", "full"]
     assert trace.tokens_scored == 4
+
+
+@pytest.mark.parametrize("estimator", ["reference", "autoregressive"])
+def test_requests_that_show_the_same_rows_share_their_one_forward(tiny_model: Transformer, estimator: str) -> None:
+    """One-token choices do; a longer continuation, another context and a repeated request are in the same batch."""
+    context = tuple(range(3, 3 + BLOCK + 2))
+    requests = [(context, (token,)) for token in (5, 15, 25)]
+    requests += [(context, (5, 6)), (context[1:], (5,)), (context, (15,)), (context, (5, 7))]
+    engine, trace = engine_of(tiny_model, batch_size=3), Trace()
+    found = scored(engine, requests, trace=trace, estimator=estimator)
+    own = len({prepared(request, engine, estimator) for request in requests})
+    assert [entry.sample for entry in trace.entries] == list(range(own))
+    assert own < len(requests)
+    assert trace.tokens_scored == sum(len(continuation) for _, continuation in requests)
+    for request, score in zip(requests, found, strict=True):
+        (alone,) = scored(engine_of(tiny_model), [request], estimator=estimator)
+        assert score.loglikelihood == pytest.approx(alone.loglikelihood, abs=1e-9)
+        assert score.is_greedy == alone.is_greedy
+
+
+def prepared(request: tuple, engine: Engine, estimator: str) -> object:
+    return IN_ONE_FORWARD[estimator](ScoreRequest(*request), engine.decoding).shown  # type: ignore[index]
 
 
 def test_output_reuse_changes_scores_and_k1_does_not(tiny_model: Transformer) -> None:

@@ -22,7 +22,7 @@ from stepsaver.engine.prompt import Prompt, check_prompt
 from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import Score, ScoreRequest, merge_requests, scores_of
-from stepsaver.engine.score_once import IN_ONE_FORWARD, Prepare, run_once
+from stepsaver.engine.score_once import IN_ONE_FORWARD, Prepare, forwards_of, run_once, steps_of
 from stepsaver.engine.state import Finish, Request, request_key
 from stepsaver.engine.trace import SampleStep, Trace
 from stepsaver.engine.verify import Verifying
@@ -131,14 +131,18 @@ class Engine:
         on which no rule can act: the former scores the first token alone, the latter all tokens, by causal rows.
         `score_stop` appends the stop token.
         """
-        if estimator not in ESTIMATORS:
-            raise unknown_name("estimator", estimator, ESTIMATORS)
+        self.check_estimator(estimator)
         if estimator == "trajectory" and isinstance(self.policy, Verified):
-            if self.policy.context == "block":
-                raise UsageError("verified drafts with context=block have no trajectory: score with another estimator")
             estimator = "autoregressive"
         checked = [self._score_request(index, each, score_stop) for index, each in enumerate(requests)]
         return self._score(checked, estimator, trace if trace is not None else Trace())
+
+    def check_estimator(self, estimator: Estimator) -> None:
+        """Refuses what cannot score with this policy."""
+        if estimator not in ESTIMATORS:
+            raise unknown_name("estimator", estimator, ESTIMATORS)
+        if estimator == "trajectory" and isinstance(self.policy, Verified) and self.policy.context == "block":
+            raise UsageError("verified drafts with context=block have no trajectory: score with another estimator")
 
     def _requests(
         self, prompts: Sequence[Prompt | Sequence[int]], max_new_tokens: int, sampling: Sampling | None
@@ -185,14 +189,14 @@ class Engine:
         slots = min(self.batch_size, len(requests))
         memory = self._memory(slots, longest)
         trace.cache_bytes, trace.slots = memory.cache.bytes, slots
-        for start in range(0, len(requests), self.batch_size):
-            group = requests[start : start + self.batch_size]
+        forwards = forwards_of(requests, prepare, self.decoding)
+        for start in range(0, len(forwards), self.batch_size):
             started = perf_counter()
-            forwards = [prepare(each, slot, self.decoding, self.model.config.layers) for slot, each in enumerate(group)]
-            found = run_once(self.model, memory, forwards, self.decoding.mask_id)
-            trace.add_single_forward(perf_counter() - started, [each.step.plan for each in forwards], start)
-            for index, (loglikelihood, is_greedy) in enumerate(found, start):
-                yield Score(index, loglikelihood, is_greedy, 1)
+            group = forwards[start : start + self.batch_size]
+            steps = steps_of(group, self.decoding, self.model.config.layers)
+            found = list(run_once(self.model, memory, steps, group, self.decoding.mask_id))
+            trace.add_single_forward(perf_counter() - started, [step.plan for step in steps], start)
+            yield from found
 
     def _score_request(self, index: int, request: ScoreRequest, score_stop: bool) -> ScoreRequest:
         continuation = request.continuation_ids

@@ -1,6 +1,9 @@
-"""Log-likelihoods by one forward per request: no step follows another, so no rule can act on them."""
+"""Log-likelihoods by one forward: no step follows another, so no rule can act on them.
 
-from collections.abc import Callable, Sequence
+Requests that show the same rows and ask about the same ones, such as the one-token choices of a question, share it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,20 +17,33 @@ from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
 from stepsaver.engine.rows import Rows, rows_between
 from stepsaver.engine.sampling import Sampling, propose
-from stepsaver.engine.score import ScoreRequest
+from stepsaver.engine.score import Score, ScoreRequest
+
+
+class Shown(NamedTuple):
+    """What a request shows to the model, and the rows of it whose tokens are scored."""
+
+    tokens: tuple[int, ...]
+    scored: Rows
+    block_size: int
+
+
+class Asked(NamedTuple):
+    shown: Shown
+    targets: tuple[int, ...]  # one for each row that is scored
 
 
 class ScoringForward(NamedTuple):
-    """A sample's forward, and the tokens that its reads are scored for."""
+    """What is run once, and for each request that it answers, by its index, the tokens that it is scored for."""
 
-    step: Step
-    targets: tuple[int, ...]
-
-
-Prepare = Callable[[ScoreRequest, int, DecodingSettings, int], ScoringForward]
+    shown: Shown
+    targets: dict[int, tuple[int, ...]]
 
 
-def reference(request: ScoreRequest, slot: int, decoding: DecodingSettings, layers: int) -> ScoringForward:
+Prepare = Callable[[ScoreRequest, DecodingSettings], Asked]
+
+
+def reference(request: ScoreRequest, decoding: DecodingSettings) -> Asked:
     """The reference's estimator: the first target token masked, the others and a stop token shown.
 
     Only the first token is scored.
@@ -38,46 +54,57 @@ def reference(request: ScoreRequest, slot: int, decoding: DecodingSettings, laye
     shown = [*request.context_ids, decoding.mask_id, *request.continuation_ids[1:], decoding.stop_ids[0]]
     rows = (len(shown) + decoding.block_size - 1) // decoding.block_size * decoding.block_size
     shown += [decoding.mask_id] * (rows - len(shown))
-    step = _step(slot, shown, rows_between(length, length + 1), decoding, layers, block_size=decoding.block_size)
-    return ScoringForward(step, request.continuation_ids[:1])
+    scored = rows_between(length, length + 1)
+    return Asked(Shown(tuple(shown), scored, decoding.block_size), request.continuation_ids[:1])
 
 
-def autoregressive(request: ScoreRequest, slot: int, decoding: DecodingSettings, layers: int) -> ScoringForward:
+def autoregressive(request: ScoreRequest, decoding: DecodingSettings) -> Asked:
     """All tokens of the continuation by causal rows: how likely autoregressive decoding writes it."""
     if not decoding.prediction.opens_blocks:
         raise UsageError("the autoregressive estimator needs rows that predict the token after them")
-    shown = [*request.context_ids, *request.continuation_ids]
+    shown = (*request.context_ids, *request.continuation_ids)
     scored = rows_between(len(request.context_ids), len(shown))
-    return ScoringForward(_step(slot, shown[:-1], scored, decoding, layers, block_size=1), request.continuation_ids)
-
-
-def _step(
-    slot: int, shown: list[int], scored: Rows, decoding: DecodingSettings, layers: int, *, block_size: int
-) -> Step:
-    plan = whole_plan(
-        "prefill",
-        window=rows_between(0, len(shown)),
-        reads=decoding.prediction.readers(scored),
-        layers=layers,
-        prediction=decoding.prediction,
-    )
-    return Step(slot, 0, np.array(shown), block_size, plan)
+    return Asked(Shown(shown[:-1], scored, 1), request.continuation_ids)
 
 
 IN_ONE_FORWARD: dict[Estimator, Prepare] = {"reference": reference, "autoregressive": autoregressive}
 
 
+def forwards_of(requests: Sequence[ScoreRequest], prepare: Prepare, decoding: DecodingSettings) -> list[ScoringForward]:
+    """What has to be run, each once, in the order of the requests."""
+    found: dict[Shown, ScoringForward] = {}
+    for index, request in enumerate(requests):
+        shown, targets = prepare(request, decoding)
+        found.setdefault(shown, ScoringForward(shown, {})).targets[index] = targets
+    return list(found.values())
+
+
+def steps_of(forwards: Sequence[ScoringForward], decoding: DecodingSettings, layers: int) -> list[Step]:
+    """Each in a slot of its own."""
+    steps = []
+    for slot, (shown, _) in enumerate(forwards):
+        plan = whole_plan(
+            "prefill",
+            window=rows_between(0, len(shown.tokens)),
+            reads=decoding.prediction.readers(shown.scored),
+            layers=layers,
+            prediction=decoding.prediction,
+        )
+        steps.append(Step(slot, 0, np.array(shown.tokens), shown.block_size, plan))
+    return steps
+
+
 def run_once(
-    model: Transformer, memory: Memory, forwards: Sequence[ScoringForward], mask_id: int
-) -> list[tuple[float, bool]]:
-    """Each request's log-likelihood, and whether all its tokens were the most likely ones."""
-    logits = run_step(model, memory, [each.step for each in forwards]).logits
-    targets = [(token,) for each in forwards for token in each.targets]
-    proposals = propose(logits, mask_id=mask_id, sampling=Sampling(), targets=targets)
-    scores = np.concatenate(proposals.target_scores)
-    is_best = proposals.tokens == np.array(targets)[:, 0]
-    ends = np.cumsum([len(each.targets) for each in forwards])[:-1]
-    return [
-        (float(own.sum()), bool(best.all()))
-        for own, best in zip(np.split(scores, ends), np.split(is_best, ends), strict=True)
-    ]
+    model: Transformer, memory: Memory, steps: Sequence[Step], forwards: Sequence[ScoringForward], mask_id: int
+) -> Iterator[Score]:
+    """The score of every request that the forwards answer."""
+    targets = [row for each in forwards for row in zip(*each.targets.values(), strict=True)]
+    proposals = propose(run_step(model, memory, steps).logits, mask_id=mask_id, sampling=Sampling(), targets=targets)
+    first = 0
+    for each in forwards:
+        last = first + each.shown.scored.bit_count()
+        scores = np.stack(proposals.target_scores[first:last]).sum(0)
+        is_best = (proposals.tokens[first:last, None] == np.array(targets[first:last])).all(0)
+        for index, own, best in zip(each.targets, scores, is_best, strict=True):
+            yield Score(index, float(own), bool(best), 1)
+        first = last
