@@ -209,6 +209,17 @@ def test_long_prompts_are_prefilled_in_chunks(tiny_model: Transformer, monkeypat
     assert [step.rows for step in chunked[0].steps if step.kind == "prefill"] == [24, 24, 16]
 
 
+def test_a_sample_whose_context_is_done_does_not_wait_for_the_others(
+    tiny_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepsaver.engine.prefill.PREFILL_ROWS", 3 * BLOCK)
+    prompts = [tuple(range(3, 3 + length)) for length in (20, 45)]
+    engine, trace = engine_of(tiny_model, batch_size=2, stop_ids=(), join="prefill"), Trace()
+    list(engine.generate(prompts, max_new_tokens=12, trace=trace))
+    last = [record for record in trace.records if any(entry.kind == "prefill" for entry in record.entries)][-1]
+    assert {entry.sample for entry in last.entries if entry.kind != "prefill"} == {0, 1}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_non_finite_logits_name_the_step(dtype: torch.dtype) -> None:
     model = random_model(tiny_config(), dtype=dtype)

@@ -1,5 +1,6 @@
 """Verified drafts: the text of autoregressive decoding, whatever is drafted and with whom."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +21,8 @@ from stepsaver.engine.sampling import Proposals, Sampling
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import Trace
 from stepsaver.engine.verify import Verifying, best_span
-from stepsaver.evaluation.embedded import MODEL_FOLDER
+from stepsaver.evaluation.embedded import DATA_FOLDER, MODEL_FOLDER
+from stepsaver.evaluation.encoding import encode_prompt
 from stepsaver.evaluation.tokenizer import TextTokenizer
 from tests.conftest import GOLDEN, SHARED, sharpened, tiny_config
 from tests.engine.golden_cases import read_golden
@@ -82,6 +84,20 @@ def test_golden_checkpoints_write_their_autoregressive_text(folder, policy: Veri
     model = load_model(folder, dtype=torch.float64)
     prompts = [prompt for case in read_golden(folder)["cases"][:6] for prompt in case["prompts"]]
     assert texts(engine_of(model, policy, batch_size=4), prompts, 40) == autoregressive(model, prompts, 40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", [Verified(span=16), Verified(span="auto")])
+def test_every_word_problem_has_its_autoregressive_text(policy: Verified) -> None:
+    """All 1,319 in float64, where there are no near-ties."""
+    model, tokenizer = load_model(MODEL_FOLDER, dtype=torch.float64), TextTokenizer(MODEL_FOLDER)
+    lines = (DATA_FOLDER / "mini_gsm8k.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [Prompt(tuple(encode_prompt(tokenizer, json.loads(line)["question"], chat=True))) for line in lines]
+    assert len(prompts) == 1319
+    stop = resolve_decoding(model.config).stop_ids
+    rows = Engine(model, decoding=decoding_of_one_row(model, stop_ids=stop), batch_size=64)
+    found = texts(engine_of(model, policy, batch_size=64, stop_ids=stop), prompts, 256)
+    assert found == texts(rows, prompts, 256)
 
 
 @torch.inference_mode()

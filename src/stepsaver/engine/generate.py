@@ -49,7 +49,7 @@ def _forwards(batch: BatchContext, samples: list[Sample], contexts: Contexts) ->
     while contexts.todo:
         shares = contexts.next_forward()
         if batch.joins.prefill and not contexts.todo:
-            others = [each for each in samples if not each.is_finished and each.slot not in contexts.slots]
+            others = [each for each in samples if not each.is_finished and each.slot not in contexts.next_slots]
             yield shares + [step_share(batch, each) for each in others]
             return
         yield shares

@@ -1,7 +1,7 @@
 """The context of new samples is written into the prefix cache, several samples and chunks per forward."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,22 +22,20 @@ class Contexts:
     batch: BatchContext
     served: dict[int, list[Sample]]  # by the slot whose context is run, its own sample first
     todo: deque[tuple[Sample, int]]  # with the position from which on it is to be run
-
-    @property
-    def slots(self) -> set[int]:
-        """Of all samples that wait for a context."""
-        return {sample.slot for samples in self.served.values() for sample in samples}
+    next_slots: set[int] = field(default_factory=set)  # of the samples that the next forward's contexts are for
 
     def next_forward(self) -> list[Share]:
         """As many contexts as fit in a forward, and where that is wanted the first steps of their samples."""
         contexts: list[Share] = []
         steps: list[Share] = []
+        self.next_slots.clear()
         size = self.batch.decoding.block_size
         room = max(PREFILL_ROWS // size, 1) * size
         while self.todo and room:
             sample, start = self.todo.popleft()
             stop = min(start + room, len(sample.context))
             room -= stop - start
+            self.next_slots.update(each.slot for each in self.served[sample.slot])
             step, wanted = _context_step(self.batch, sample, start, stop), _first_targets(self.served[sample.slot])
             turn = Turn(sample, sample.block, step, targets=wanted)
             contexts.append(self._share(turn, is_last=stop == len(sample.context)))

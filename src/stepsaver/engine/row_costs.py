@@ -118,7 +118,7 @@ def predicted_seconds(costs: RowCosts, record: ForwardRecord, rules: int = 0) ->
     seconds += (1 - costs.keys_values_share) * queries + costs.keys_values_share * written
     seconds += _in_layers(costs, costs.mlp, mlp, record.layers.mlp, head_rows)
     seconds += costs.context_row * sum(entry.attention_run * _rows_seen(entry) for entry in running)
-    seconds += costs.cached_row * record.layers.attention * sum(e.context for e in running if e.attention_run)
+    seconds += costs.cached_row * sum(e.context * min(record.layers.attention, e.attention_run) for e in running)
     return seconds + sum(_recomputing(costs, entry.recomputed_context) for entry in running)
 
 

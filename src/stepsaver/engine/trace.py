@@ -109,7 +109,7 @@ class Trace:
     @property
     def slots_filled(self) -> float:
         """The share of the batch's slots that were in use while samples waited."""
-        busy = [len({entry.sample for entry in r.entries}) for r in self.records if r.waiting and not _is_prefill(r)]
+        busy = [len({entry.sample for entry in r.entries}) for r in self.records if r.waiting and not _prefills(r)]
         return sum(busy) / (len(busy) * self.slots) if busy else 1.0
 
 
@@ -118,10 +118,9 @@ def _prefill_share(record: ForwardRecord) -> float:
     return prefilled / sum(entry.mlp_run for entry in record.entries) if prefilled else 0.0
 
 
-def _is_prefill(record: ForwardRecord) -> bool:
-    """Whether only samples took part that were new."""
-    new = {entry.sample for entry in record.entries if entry.kind == "prefill"}
-    return all(entry.sample in new for entry in record.entries)
+def _prefills(record: ForwardRecord) -> bool:
+    """Whether a sample was new: others may then have waited for the same context."""
+    return any(entry.kind == "prefill" for entry in record.entries)
 
 
 def sample_step(
