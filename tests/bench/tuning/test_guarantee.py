@@ -90,6 +90,17 @@ def test_a_clear_winner_is_found() -> None:
     assert not any("wrong" in name for name in names)
 
 
+def test_what_was_set_aside_is_ranked_if_all_that_promised_more_fell() -> None:
+    """And is then in no list of those that are out."""
+    singles = {"steady": Truth(1.3, 0.004, 0.004)} | {f"lucky {n}": Truth(2.5, 0.08, 0.02) for n in range(12)}
+    truths = with_pairs(singles)
+    for seed in range(20):
+        trials = SimulatedTrials(truths, np.random.default_rng(seed), 400.0)
+        found = search(SimulatedSpace(truths), trials, Goal(0.01, CONFIDENCE, FRESH))
+        assert any(name == "steady" for name, _ in found.ranked)
+        assert not {name for name, _ in found.ranked} & found.out.keys()
+
+
 def test_nothing_within_the_limit_is_a_result() -> None:
     singles = {str(place): Truth(2.0, 0.2, 0.01) for place in range(4)}
     attempts, _ = tuned(singles, 0.01, 1)

@@ -1,6 +1,7 @@
 """What may be tried: declared by every field of every rule and policy, and ordered by what costs less."""
 
 import dataclasses
+from typing import ClassVar
 
 import pytest
 
@@ -10,9 +11,10 @@ from stepsaver.bench.tuning.space import POLICIES, RULES, DeclaredSpace
 from stepsaver.bench.tuning.tuning import config_of
 from stepsaver.engine import registry
 from stepsaver.engine.decoding_settings import resolve_decoding
+from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.policies.verified import Verified
-from stepsaver.engine.tuned import BY_DRIFT, NOT_TUNED, TUNED, tuned_fields
+from stepsaver.engine.tuned import BY_DRIFT, NOT_TUNED, TUNED, tuned, tuned_fields
 from tests.conftest import tiny_config
 
 DECLARED = [*registry.found_in(RULES).values(), *registry.found_in(POLICIES).values()]
@@ -82,6 +84,51 @@ def test_combinations_have_one_of_a_kind_and_nothing_that_excludes_itself(space:
         assert not (candidate.rules and isinstance(candidate.policy, Verified))
         turns = [rule.name for rule in candidate.rules if rule.name in ("previous_row", "trim", "near_rows")]
         assert turns == sorted(turns, key=("previous_row", "trim", "near_rows").index)
+
+
+def test_every_kind_of_policy_is_in_some_combination(space: DeclaredSpace) -> None:
+    """However much better one of them looks: few problems may flatter all of its combinations at once."""
+    names = space.singles()
+    ups = {name: 3.0 if name.startswith("threshold") else 1.1 for name in names}
+    known = {name: Observed(64, 0.0, 0.0, (up,), up) for name, up in ups.items()}
+    combined = space.combinations(known, Goal(0.03, 0.95, 5000), 24)
+    assert {space.family(name) for name in combined} == {"", *(space.family(name) for name in names)}
+    assert any(name.startswith("join") and "verified" in name for name in combined)
+
+
+def test_a_task_that_is_scored_has_no_drafts_in_committed_blocks(space: DeclaredSpace) -> None:
+    scored = DeclaredSpace(space.decoding, space.layers, is_scored=True)
+    wanted = [name for name in space.singles() if name.startswith("verified")]
+    found = [name for name in scored.singles() if name.startswith("verified")]
+    assert found == [name for name in wanted if "contextblock" not in name]
+    assert len(found) < len(wanted)
+
+
+def test_a_broken_plug_in_ends_no_tuning(
+    space: DeclaredSpace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def all_of(package_name: str) -> dict[str, type]:
+        raise UsageError("broken: cannot be imported")
+
+    expected = space.singles()
+    monkeypatch.setattr(registry, "all_of", all_of)
+    assert space.singles() == expected
+    assert "not tried: broken: cannot be imported" in caplog.text
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """No rule, and a field that nobody gives a value."""
+
+    wanted: int
+    tried: int = dataclasses.field(default=1, metadata=tuned(2, 1))
+    name: ClassVar[str] = "needs"
+
+
+def test_what_is_no_rule_or_lacks_a_value_is_not_tried(space: DeclaredSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, ours = space.singles(), registry.all_of
+    monkeypatch.setattr(registry, "all_of", lambda package: ours(package) | {"needs": Needs})
+    assert space.singles() == expected
 
 
 def test_what_slows_down_is_in_no_combination(space: DeclaredSpace) -> None:

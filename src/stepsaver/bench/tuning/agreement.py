@@ -1,4 +1,4 @@
-"""Prompts without labels: how far an answer agrees with that of plain decoding takes the place of how right it is."""
+"""Prompts without labels: how far an answer agrees with that of plain decoding counts instead of how right it is."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from stepsaver.evaluation.records import RequestRecord
 
 
 def answer_pattern(text: str | None) -> re.Pattern[str] | None:
-    """The regular expression that finds an answer in a text; its first group, if it has one, is the answer."""
+    """Returns the regular expression that finds an answer in a text; its first group, if it has one, is the answer."""
     try:
         return None if text is None else re.compile(text)
     except re.error as error:
@@ -16,12 +16,12 @@ def answer_pattern(text: str | None) -> re.Pattern[str] | None:
 
 
 def how_compared(pattern: re.Pattern[str] | None) -> str:
-    """In words, for every output."""
+    """Returns, in words, how answers are compared, for every output."""
     return f"same final answer by {pattern.pattern}" if pattern else "same text, else the share of equal tokens"
 
 
 def agreement(ours: RequestRecord, plain: RequestRecord, pattern: re.Pattern[str] | None) -> float:
-    """From 0 to 1. With a pattern: the same last answer, or the same text where neither has one."""
+    """Returns a number from 0 to 1. With a pattern: 1 if the last answer or the whole text is the same, else 0."""
     if ours.text == plain.text:
         return 1.0
     if pattern is not None:
@@ -36,6 +36,6 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _equal_tokens(ours: Sequence[int], plain: Sequence[int]) -> float:
-    """The share of positions with the same token, of the longer text."""
+    """Returns the share of the longer text's positions that have the same token in both."""
     longer = max(len(ours), len(plain))
     return sum(one == other for one, other in zip(ours, plain, strict=False)) / longer if longer else 1.0

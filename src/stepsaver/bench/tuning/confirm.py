@@ -1,8 +1,8 @@
-"""The guarantee: the winner of a search is held against the limit on problems that the search never saw.
+"""The guarantee: the winner of a search is tested against the limit on problems that the search never saw.
 
 Candidates are tried in an order that the search alone has settled. The first has an interval at the whole confidence,
-each further one at half the error of the one before. An interval errs on the side of the limit with half its error,
-so all attempts together confirm a candidate beyond the limit with at most alpha/2 + alpha/4 + ... = alpha.
+each further one at half the error of the one before. An interval errs on the side of the limit with half its error, so
+the probability that any attempt confirms a candidate beyond the limit is at most alpha/2 + alpha/4 + ... = alpha.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,23 +14,27 @@ from stepsaver.bench.judging.statistics import Interval
 from stepsaver.bench.tuning.race import NEVER_SEEN, NORMAL, Observed, drop_interval, speed_interval
 
 Outcome = Literal["confirmed", "rejected", "undecided"]
-POWER = 0.9  # with which a candidate that is as good as it looked is confirmed
+POWER = 0.9  # the probability of confirming a candidate that is as good as it looked
 MOST_ATTEMPTS = 4
 
 
 def confidence_of(attempt: int, confidence: float) -> float:
-    """Of the intervals of an attempt, counted from 1."""
+    """Returns the confidence of an attempt's intervals; attempts count from 1."""
     return 1 - (1 - confidence) / 2 ** (attempt - 1)
 
 
 def least_problems(limit: float, confidence: float) -> int:
-    """Without a single difference in fewer problems than these, the drop's interval still holds the limit."""
+    """Returns the fewest problems that can confirm: with fewer, even without a single difference, the drop's interval
+    still contains the limit.
+    """
     distance = NORMAL.inv_cdf(0.5 + confidence / 2) ** 2
     return ceil(distance * (1 - limit) / limit) + 1
 
 
 def problems_needed(observed: Observed, *, limit: float, confidence: float, most: int) -> int:
-    """So that a candidate little worse than the search saw it is confirmed with `POWER`; `most` if none suffice."""
+    """Returns how many problems confirm a candidate with `POWER`, even if it is a little worse than the search saw it;
+    `most` if no number is enough.
+    """
     least = least_problems(limit, confidence)
     distance = limit - observed.cautious_drop
     if distance <= 0:
@@ -42,7 +46,7 @@ def problems_needed(observed: Observed, *, limit: float, confidence: float, most
 
 @dataclass(frozen=True)
 class Attempt:
-    """A candidate on fresh problems."""
+    """An attempt to confirm a candidate on fresh problems."""
 
     name: str
     number: int
@@ -77,10 +81,10 @@ def judged(name: str, number: int, observed: Observed, *, limit: float, confiden
 
 
 class Trial(Protocol):
-    """A candidate on fresh problems."""
+    """Runs a candidate on fresh problems."""
 
     def __call__(self, name: str, number: int, problems: int) -> Observed | None:
-        """About `problems` problems, as its attempt of this number; None where the budget does not allow it."""
+        """Runs about `problems` problems as attempt `number`; returns None if the budget does not allow it."""
         ...
 
 
@@ -93,7 +97,7 @@ def confirm(
     most_problems: int,
     attempts_before: int = 0,
 ) -> Iterator[Attempt]:
-    """Tries candidates in their order until one is confirmed. Each sees fresh problems once."""
+    """Tries candidates in their order until one is confirmed. Each sees the fresh problems once."""
     for number, (name, searched) in enumerate(ranked, attempts_before + 1):
         if number > MOST_ATTEMPTS:
             return

@@ -1,7 +1,7 @@
-"""What a tuning has promised so far, on disk: its settings and every attempt at confirming, whoever runs it again.
+"""What a tuning has done so far, on disk: its settings and every attempt to confirm a candidate.
 
-An attempt is on record before its first problem is run. A tuning that is stopped and run again therefore counts it,
-and goes on with it first: no candidate gets a second look at the fresh problems.
+An attempt is on record before its first problem is run. A tuning that is stopped and run again therefore counts it, and
+goes on with it first: no candidate gets a second try at the fresh problems.
 """
 
 import json
@@ -31,7 +31,7 @@ class Entry:
 
 class Ledger:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Opens what is on record for a tuning with these settings; one with others belongs elsewhere."""
+        """Opens the record of a tuning with these settings; one with other settings needs another folder."""
         self.path, self.settings = folder / FILE, dict(settings)
         self.entries: list[Entry] = []
         if not self.path.exists():
@@ -57,7 +57,7 @@ class Ledger:
         return [entry.result for entry in self.entries if entry.result]
 
     def begin(self, name: str, number: int, problems: int) -> int:
-        """Puts an attempt on record, and says on how many problems it is: as many as when it began."""
+        """Puts an attempt on record, and returns its number of problems: as many as when it first began."""
         same = next((entry for entry in self.entries if entry.name == name), None)
         if same is not None:
             return same.problems

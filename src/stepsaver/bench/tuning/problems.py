@@ -19,13 +19,15 @@ from stepsaver.evaluation.answer_values import answer_values
 from stepsaver.evaluation.recipe import Measure
 from stepsaver.evaluation.task_loading import LoadedTask
 
-SEARCHED = 0.3  # of the problems of a task that names no others for confirming
+SEARCHED = 0.3  # of a task's problems, if it names no others to confirm on
 LEAST_CHUNKS = 2
 LEAST_SAMPLES = 16  # of a chunk
 
 
 def chunk_samples(batch_size: int) -> int:
-    """Two batches: a chunk's last samples, which leave slots empty, then weigh no more than in other experiments."""
+    """Returns two batches, so that a chunk's last samples, which leave slots empty, weigh no more than in other
+    experiments.
+    """
     return max(LEAST_SAMPLES, 2 * batch_size)
 
 
@@ -43,7 +45,7 @@ class Problems:
         return sum(len(chunk.samples) for chunk in self.chunks)
 
     def differences(self, ours: CellRun, baseline: CellRun, chunk: Chunk) -> list[float]:
-        """Of each problem of a chunk, how much less right the answer is than the baseline's; both have it."""
+        """Returns how much less right each answer to a chunk is than the baseline's. Both cells must have the chunk."""
         records, plain = ours.stored.records[chunk.number], baseline.stored.records[chunk.number]
         if self.measure == "agreement":
             theirs = {record.key: record for record in plain}
@@ -67,7 +69,7 @@ class SplitProblems:
 def task_problems(
     experiment: Experiment, session: Session, task: LoadedTask, fresh: LoadedTask | None
 ) -> SplitProblems:
-    """All problems of a task to search on and those of another to confirm on; without one, the task's are divided."""
+    """Returns a task's problems to search on and those of `fresh` to confirm on; without it, the task's are divided."""
     task_run = prepare_task(experiment, session, task, None)
     if fresh is not None:
         others = prepare_task(experiment, session, fresh, None)
@@ -83,7 +85,7 @@ def prompt_problems(
     max_new_tokens: int,
     pattern: re.Pattern[str] | None,
 ) -> SplitProblems:
-    """Prompts without labels, as chunks of requests of a task of their own."""
+    """Returns prompts without labels as problems, made into a task of their own and divided."""
     name = experiment.spec.tasks[0]
     keywords = {"until": [], "do_sample": False, "max_gen_toks": max_new_tokens}
     instances = [

@@ -1,4 +1,4 @@
-"""What trials say of a candidate, with intervals, and when it leaves the race."""
+"""What trials say about a candidate, with intervals, and when it leaves the race."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from scipy.special import stdtrit
 from stepsaver.bench.judging.statistics import Interval
 
 FEW_CHUNKS = 4
-CAUTION = 1.5  # deviations that a drop is taken to be worse than it looks: the best of many looks better than it is
-LIKELY = 0.8  # a chance of being confirmed for which slower candidates are given up
+CAUTION = 1.5  # deviations by which a drop is taken to be worse than it looks: the best of many looks too good
+LIKELY = 0.8  # the chance of being confirmed above which slower candidates are given up
 NORMAL = NormalDist()
-NEVER_SEEN = 1.0  # differences that are added to a variance: so few problems cannot tell none from one
+NEVER_SEEN = 1.0  # a difference that is added to a variance: few problems cannot tell none from one
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Observed:
 
     @property
     def deviation(self) -> float:
-        """Of the drop: its standard error."""
+        """The standard error of the drop."""
         seen = self.lost + self.won + NEVER_SEEN
         return sqrt(max(seen / self.problems - self.drop**2, 0.0) / self.problems)
 
@@ -50,23 +50,23 @@ class Observed:
 
     @property
     def expected_speed_up(self) -> float:
-        """What to order candidates by while few chunks are timed: what rows take predicts it without noise."""
+        """What candidates are ordered by. While few chunks are timed it uses the predicted one, which has no noise."""
         if self.predicted is None or len(self.speed_ups) >= FEW_CHUNKS:
             return self.speed_up
         return sqrt(self.predicted * self.speed_up) if self.speed_ups else self.predicted
 
 
 def drop_interval(observed: Observed, confidence: float) -> Interval:
-    """Tango's score interval of a difference of paired shares (Statistics in Medicine 17, 1998).
+    """Returns Tango's score interval of a difference of paired shares (Statistics in Medicine 17, 1998).
 
-    It holds its level where differences are few, and is not a point where there are none, as a bootstrap is.
+    It keeps its level if differences are few, and does not shrink to a point if there are none, as a bootstrap does.
     """
     distance = NORMAL.inv_cdf(0.5 + confidence / 2)
     return Interval(observed.drop, _score_bound(observed, distance), _score_bound(observed, -distance))
 
 
 def _score_bound(observed: Observed, distance: float) -> float:
-    """The difference from which what was seen lies that many deviations away: above it for the lower bound."""
+    """Returns the true difference that what was seen is `distance` deviations above: the lower bound if positive."""
     near, far = observed.drop, -1.0 if distance > 0 else 1.0
     for _ in range(40):
         middle = (near + far) / 2
@@ -78,7 +78,7 @@ def _score_bound(observed: Observed, distance: float) -> float:
 
 
 def _score(observed: Observed, difference: float) -> float:
-    """Tango's statistic: deviations between what was seen and a true difference."""
+    """Returns Tango's statistic: the deviations between what was seen and a true difference."""
     count, lost, won = observed.problems, observed.lost, observed.won
     linear = -lost - won + (2 * count - lost + won) * difference
     constant = -won * difference * (1 - difference)
@@ -88,7 +88,7 @@ def _score(observed: Observed, difference: float) -> float:
 
 
 def speed_interval(observed: Observed, confidence: float) -> Interval:
-    """Student's interval of the logarithms of the chunks' speed-ups; of one chunk nothing is known."""
+    """Returns Student's interval of the logarithms of the chunks' speed-ups; a single chunk has no bounds."""
     count = len(observed.speed_ups)
     if count < 2:
         return Interval(observed.speed_up, 0.0, float("inf"))
@@ -108,7 +108,7 @@ class Goal:
     fresh_problems: int  # that a winner can be confirmed on
 
     def why_out(self, observed: Observed, best_low: float) -> str | None:
-        """Why a candidate leaves: it surely costs more than the limit, or is surely slower than the best."""
+        """Returns why a candidate leaves, if it does: it surely costs more than the limit, or is surely slower."""
         drop = drop_interval(observed, self.confidence)
         if drop.low > self.limit:
             low, high = 100 * drop.low, 100 * drop.high
@@ -119,12 +119,12 @@ class Goal:
         return None
 
     def best_lower_bound(self, racing: Iterable[Observed]) -> float:
-        """The lower bound of the fastest that is likely to be confirmed; plain decoding's at least."""
+        """Returns the highest lower bound among those likely to be confirmed; at least 1, which is plain decoding's."""
         within = [speed_interval(each, self.confidence).low for each in racing if self.chance(each) > LIKELY]
         return max([1.0, *within])
 
     def chance(self, observed: Observed) -> float:
-        """How likely the drop's whole interval lies within the limit on fresh problems.
+        """Returns how likely the drop's whole interval is within the limit on fresh problems.
 
         The true drop is as uncertain as the search leaves it, and fresh problems add their own scatter.
         """
@@ -134,6 +134,6 @@ class Goal:
         return NORMAL.cdf((self.limit - observed.cautious_drop - distance) / sqrt(observed.deviation**2 + fresh**2))
 
     def expected_gain(self, observed: Observed) -> float:
-        """The logarithm of the speed-up, times the chance that it can be confirmed; what slows down has none."""
+        """Returns the logarithm of the speed-up, times the chance that it can be confirmed if it is a gain."""
         gain = log(max(observed.expected_speed_up, 1e-9))
         return gain * self.chance(observed) if gain > 0 else gain

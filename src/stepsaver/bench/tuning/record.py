@@ -1,4 +1,4 @@
-"""`tuning.json`: everything that a tuning tried and came to, for its page and for whoever reads it later."""
+"""`tuning.json`: everything that a tuning tried and what came of it, for its page and for whoever reads it later."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""The search: single changes first, then combinations that these predict, then a race over more and more problems.
+"""The search: single changes first, then combinations that these suggest, then a race over more and more problems.
 
-Nothing of it enters the guarantee, which is `confirm.py`'s alone: a poor search finds less, it never promises more.
+The guarantee does not depend on it, only on `confirm.py`: a poor search finds less, but never promises more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from typing import Protocol
 
 from stepsaver.bench.tuning.race import Goal, Observed
 
-HOPELESS = 1.02  # a speed-up, measured and predicted, that no race could tell from none
+HOPELESS = 1.02  # no race could tell a speed-up below this from none
 SHARE_OF_SINGLES, SHARE_OF_COMBINATIONS = 0.35, 0.2  # of the search's time; the race has the rest
 TOGETHER = 6  # candidates that are timed beside one run of the baseline, before the race
 MOST_COMBINATIONS = 24
-LEAST_CHANCE = 0.05  # of being confirmed, for which fresh problems are spent
-SURVIVORS, LEAST_SURVIVORS = 0.5, 5  # of a rung
+LEAST_CHANCE = 0.05  # of being confirmed, to be worth fresh problems
+SURVIVORS, LEAST_SURVIVORS = 0.5, 5  # of a rung: their share, and their number at least
 PROMISED_MORE = "others promised more"
 
 
@@ -24,7 +24,7 @@ class Trials(Protocol):
 
     @property
     def chunks(self) -> int:
-        """That there are."""
+        """How many chunks there are."""
         ...
 
     def run(self, names: Sequence[str], chunk: int) -> None:
@@ -32,11 +32,11 @@ class Trials(Protocol):
         ...
 
     def observed(self, name: str) -> Observed | None:
-        """What is known so far; None of a candidate that was never run."""
+        """Returns what is known so far; None for a candidate that was never run."""
         ...
 
     def seconds_left(self) -> float:
-        """Of the search's budget."""
+        """Returns what is left of the search's budget."""
         ...
 
 
@@ -44,11 +44,11 @@ class Space(Protocol):
     """What may be tried."""
 
     def singles(self) -> Sequence[str]:
-        """Candidates that differ from plain decoding in one thing, the cheapest of each kind first."""
+        """Returns the candidates that differ from plain decoding in one thing, the cheapest of each kind first."""
         ...
 
     def family(self, name: str) -> str:
-        """What a candidate shares with those that stand or fall with it: few problems flatter all of them at once."""
+        """Returns the name of the group that stands or falls together: few problems flatter all of it at once."""
         ...
 
     def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
@@ -56,13 +56,13 @@ class Space(Protocol):
         ...
 
     def combinations(self, known: Mapping[str, Observed], goal: Goal, most: int) -> list[str]:
-        """The most promising combinations of single changes, by what is known of these."""
+        """Returns the most promising combinations of single changes, by what is known about each change."""
         ...
 
 
 @dataclass
 class Found:
-    """What a search came to."""
+    """The result of a search."""
 
     ranked: list[tuple[str, Observed]] = field(default_factory=list)  # the most promising first
     out: dict[str, str] = field(default_factory=dict)  # by candidate, why it left
@@ -70,7 +70,7 @@ class Found:
 
 
 def search(space: Space, trials: Trials, goal: Goal) -> Found:
-    """Ranks candidates by the speed-up that they can be expected to be confirmed with."""
+    """Tries candidates, and ranks them by the gain that can be expected to be confirmed."""
     found, budget = Found(), trials.seconds_left()
     tried = _try_singles(space, trials, found, until=budget * (1 - SHARE_OF_SINGLES))
     until = trials.seconds_left() - budget * SHARE_OF_COMBINATIONS
@@ -80,11 +80,13 @@ def search(space: Space, trials: Trials, goal: Goal) -> Found:
     standing = _known(_race(racing, space, trials, found, goal), trials)
     aside = _known([name for name, reason in found.out.items() if reason.endswith(PROMISED_MORE)], trials)
     found.ranked = _ranked(standing, goal) or _ranked(aside, goal)
+    for name, _ in found.ranked:
+        found.out.pop(name, None)
     return found
 
 
 def _ranked(standing: Mapping[str, Observed], goal: Goal) -> list[tuple[str, Observed]]:
-    """The most promising first; each further one, which is tried if those before fail, is likelier to hold."""
+    """Returns the most promising first; each further one, tried only if those before it fail, is likelier to hold."""
     ranked: list[tuple[str, Observed]] = []
     for name, observed in sorted(standing.items(), key=lambda each: -goal.expected_gain(each[1])):
         is_likelier = goal.chance(observed) > (goal.chance(ranked[-1][1]) if ranked else LEAST_CHANCE)
@@ -98,7 +100,9 @@ def _known(names: Sequence[str], trials: Trials) -> dict[str, Observed]:
 
 
 def _try_singles(space: Space, trials: Trials, found: Found, *, until: float) -> list[str]:
-    """A chunk each. Where a setting is hopeless, none of its kind is run that costs as much or more."""
+    """Runs a chunk of each, and returns those that ran. If a setting is hopeless, none of its kind that costs as much
+    or more is run.
+    """
     tried: list[str] = []
     hopeless: list[str] = []
     waiting = list(space.singles())
@@ -114,7 +118,7 @@ def _try_singles(space: Space, trials: Trials, found: Found, *, until: float) ->
 
 
 def _try_once(names: Sequence[str], trials: Trials, found: Found, *, until: float) -> list[str]:
-    """Runs the first chunk of candidates, a few at a time, while there is time."""
+    """Runs the first chunk of candidates, a few at a time, while there is time. Returns those that ran."""
     ran: list[str] = []
     for start in range(0, len(names), TOGETHER):
         now = names[start : start + TOGETHER]
@@ -148,7 +152,7 @@ def _race(racing: list[str], space: Space, trials: Trials, found: Found, goal: G
 
 
 def _survivors(racing: list[str], space: Space, trials: Trials, found: Found, goal: Goal) -> list[str]:
-    """Who is inside by its intervals, and of these the more promising half; of each family the most promising."""
+    """Returns the more promising half of those that their intervals allow, and the most promising of each family."""
     known = _known(_inside(racing, trials, found, goal), trials)
     ordered = sorted(known, key=lambda name: -goal.expected_gain(known[name]))
     kept = max(LEAST_SURVIVORS, ceil(len(racing) * SURVIVORS))

@@ -2,8 +2,9 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,13 +18,15 @@ from stepsaver.engine.policies.verified import Verified
 from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.tuned import BY_DRIFT, tuned_fields
 
+logger = logging.getLogger(__name__)
+
 RULES, POLICIES = "stepsaver.engine.rules", "stepsaver.engine.policies"
 FIRST_RULES = ("previous_row", "trim", "near_rows", "light_commit")  # in the order in which they are applied
-JOINS_TRIED: tuple[Join, ...] = ("all", "prefill", "commit")  # what they save is no matter of order
+JOINS_TRIED: tuple[Join, ...] = ("all", "prefill", "commit")  # they have no order of cost
 LEAST_SUB_BLOCK = 4
 LONGEST_NAME = 90
-CHOICES = 3  # of a kind, in combinations
-BEAM = 300
+CHOICES = 3  # settings of a kind that are combined with others; as many of each policy
+BEAM = 80  # combinations of a family that are grown further
 
 
 class Setting(NamedTuple):
@@ -36,7 +39,7 @@ class Setting(NamedTuple):
 
     @property
     def label(self) -> str:
-        """A short name: of a rule or policy, with the fields that are not as usual."""
+        """A short name; of a rule or policy, with the fields that differ from their defaults."""
         if not hasattr(self.value, "name"):
             return f"{self.kind}-{self.value}"
         said = [self.value.name]
@@ -80,15 +83,18 @@ class Candidate:
 
 
 def _turn(rule: Rule) -> tuple[int, str]:
-    """Rules that other experiments combine keep their order there; the rest follow by name."""
+    """Returns the key that rules are sorted by: `FIRST_RULES` in their order, then the rest by name."""
     return (FIRST_RULES.index(rule.name) if rule.name in FIRST_RULES else len(FIRST_RULES), rule.name)
 
 
 class DeclaredSpace:
     """All settings that make sense for a model and the way it is decoded."""
 
-    def __init__(self, decoding: DecodingSettings, layers: int, layer_groups: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decoding: DecodingSettings, layers: int, layer_groups: Sequence[str] = (), *, is_scored: bool = False
+    ) -> None:
         self.decoding, self.layers, self.layer_groups = decoding, layers, tuple(layer_groups)
+        self.is_scored = is_scored
         self.known: dict[str, Candidate] = {}
 
     def candidate(self, name: str) -> Candidate:
@@ -101,16 +107,14 @@ class DeclaredSpace:
         return _in_turns([each.settings[0] for each in possible.values()], list(possible))
 
     def family(self, name: str) -> str:
-        """Its kind of policy: what a policy costs in answers, all that are combined with it cost."""
-        policy = self.known[name].policy
-        return "" if policy is None else policy.name
+        return _family(self.known[name])
 
     def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
         (ours,) = self.known[name].settings
         return any(ours.costs_at_least(self.known[other].settings[0]) for other in hopeless)
 
     def combinations(self, known: Mapping[str, Observed], goal: Goal, most: int) -> list[str]:
-        """Speed-ups are multiplied and drops added up; what is promising by that is then run for itself."""
+        """Multiplies speed-ups and adds up drops; what looks promising by that is then run itself."""
         beam: list[tuple[Candidate, Observed | None]] = [(Candidate(()), None)]
         for choices in self._choices(known, goal).values():
             grown = [
@@ -119,48 +123,61 @@ class DeclaredSpace:
                 for single, setting in choices
             ]
             beam = [*beam, *(each for each in grown if self.is_possible(each[0]))]
-            beam = sorted(beam, key=lambda each: -(goal.expected_gain(each[1]) if each[1] else 0.0))[:BEAM]
+            beam.sort(key=lambda each: -(goal.expected_gain(each[1]) if each[1] else 0.0))
+            beam = [
+                each
+                for rank, each in zip(_ranks(_family(candidate) for candidate, _ in beam), beam, strict=True)
+                if rank < BEAM
+            ]
         several = {candidate.name: candidate for candidate, _ in beam if len(candidate.settings) > 1}
         self.known |= several
         return self._by_families(list(several))[:most]
 
     def _by_families(self, names: Sequence[str]) -> list[str]:
-        """The first of every family, then the next of every family."""
+        """Returns the first of every family, then the next of every family."""
         families: dict[str, list[str]] = {}
         for name in names:
             families.setdefault(self.family(name), []).append(name)
         return [name for each in itertools.zip_longest(*families.values()) for name in each if name is not None]
 
     def _choices(self, known: Mapping[str, Observed], goal: Goal) -> dict[str, list[tuple[str, Setting]]]:
-        """By kind, the few settings that promise most on their own."""
+        """Returns, by kind, the few settings that promise most on their own; as many of each policy."""
         choices: dict[str, list[tuple[str, Setting]]] = {}
-        for name in sorted(known, key=lambda each: -goal.expected_gain(known[each])):
-            (setting,) = self.known[name].settings
+        for single in sorted(known, key=lambda each: -goal.expected_gain(known[each])):
+            (setting,) = self.known[single].settings
             same = choices.setdefault(setting.kind, [])
-            if known[name].expected_speed_up > 1 and len(same) < CHOICES:
-                same.append((name, setting))
-        return choices
+            alike = [name for name, _ in same if self.family(name) == self.family(single)]
+            if known[single].expected_speed_up > 1 and len(alike) < CHOICES:
+                same.append((single, setting))
+        return dict(sorted(choices.items(), key=lambda each: each[0] != "policy"))  # so that every family grows
 
     def is_possible(self, candidate: Candidate) -> bool:
         size = candidate.value("sub")
         decoding = replace(self.decoding, sub_block_size=size) if size else self.decoding
         try:
             check_rules(candidate.rules, decoding, self.layers)
-            if isinstance(candidate.policy, Verified):
-                candidate.policy.check(decoding)
         except UsageError:
             return False
-        return not (candidate.rules and isinstance(candidate.policy, Verified))
+        return not isinstance(candidate.policy, Verified) or self._is_possible_draft(candidate, decoding)
+
+    def _is_possible_draft(self, candidate: Candidate, decoding: DecodingSettings) -> bool:
+        policy = candidate.policy
+        assert isinstance(policy, Verified)
+        try:
+            policy.check(decoding)
+        except UsageError:
+            return False
+        return not candidate.rules and not (self.is_scored and policy.context == "block")
 
     def _settings(self) -> Iterator[Setting]:
         seen: set[Any] = set()
-        for name, made in registry.all_of(RULES).items():
+        for name, made in _classes(RULES, Rule).items():
             for setting in self._declared(name, made):
                 same = setting.value.same_answers_as()
                 if same not in seen and not setting.value.inert_reason():
                     seen.add(same)
                     yield setting
-        for made in registry.all_of(POLICIES).values():
+        for made in _classes(POLICIES, object).values():
             yield from self._declared("policy", made)
         block = self.decoding.block_size
         for size in range(LEAST_SUB_BLOCK, block + 1):
@@ -169,7 +186,7 @@ class DeclaredSpace:
         yield from (Setting("join", join, others=("join", join)) for join in JOINS_TRIED)
 
     def _declared(self, kind: str, made: type) -> Iterator[Setting]:
-        """Every combination of the values that a rule or policy declares; nothing if it declares none."""
+        """Yields every combination of the values that a rule or policy declares; nothing if it declares none."""
         declared = tuned_fields(made)
         if not declared:
             return
@@ -183,11 +200,43 @@ class DeclaredSpace:
             ranks = tuple(rank for rank, each in zip(ranked, declared.values(), strict=True) if each.is_ordered)
             kinds = tuple(chosen[name] for name, each in declared.items() if not each.is_ordered)
             if registry.describe(value) != registry.describe(registry.parse(DEFAULT_POLICY, POLICIES, "policy")):
-                yield Setting(kind, value, ranks, (made.__name__, *kinds))
+                yield Setting(kind, value, ranks, (value.name, *kinds))
+
+
+def _classes(package: str, kind: type) -> dict[str, type]:
+    """Returns ours, and unless one is broken those of other packages: what nobody asked for must not end a tuning."""
+    try:
+        found = registry.all_of(package)
+    except UsageError as error:
+        logger.warning("rules and policies of other packages are not tried: %s", error)
+        found = registry.found_in(package)
+    return {name: made for name, made in found.items() if issubclass(made, kind) and _has_defaults(made)}
+
+
+def _has_defaults(made: type) -> bool:
+    """Whether every field that is not tuned has a default."""
+    tried = tuned_fields(made)
+    return all(
+        each.name in tried or each.default is not MISSING or each.default_factory is not MISSING
+        for each in fields(made)
+    )
+
+
+def _family(candidate: Candidate) -> str:
+    """Returns the name of its policy: whatever is combined with a policy loses the answers that the policy loses."""
+    return "" if candidate.policy is None else candidate.policy.name
+
+
+def _ranks(families: Iterable[str]) -> Iterator[int]:
+    """Yields the rank of each within its family, in the order given."""
+    counts: dict[str, int] = {}
+    for family in families:
+        counts[family] = counts.get(family, -1) + 1
+        yield counts[family]
 
 
 def _in_turns(settings: Sequence[Setting], names: Sequence[str]) -> list[str]:
-    """The cheapest of every kind, then the next of every kind: what comes first tells most if time is short."""
+    """Returns the cheapest of every kind, then the next of every kind: what comes first tells most if time is short."""
     kinds: dict[Any, list[tuple[int, str]]] = {}
     for setting, name in zip(settings, names, strict=True):
         kinds.setdefault((setting.kind, setting.others[:1]), []).append((-sum(setting.ranks), name))
@@ -197,7 +246,7 @@ def _in_turns(settings: Sequence[Setting], names: Sequence[str]) -> list[str]:
 
 
 def _joined(one: Observed | None, other: Observed) -> Observed:
-    """What two changes would do together if each did what it does alone."""
+    """Returns what two changes would do together if each did what it does alone."""
     if one is None:
         return other
     scale = one.problems / other.problems

@@ -14,14 +14,14 @@ from stepsaver.bench.tuning.problems import Problems
 from stepsaver.bench.tuning.race import Observed
 
 BASELINE = "baseline"
-BUSY = 0.5  # cores that others used while a chunk was timed: it then says nothing, if there are others that do
+BUSY = 0.5  # cores that other processes use while a chunk is timed: it then counts only if no chunk was quieter
 
 Report = Callable[[str], None]  # told what is being run
 
 
 @dataclass
 class BenchTrials:
-    """Runs candidates on some problems until a moment; what is stored already costs nothing."""
+    """Runs candidates on some problems until a deadline; what is stored already costs nothing."""
 
     problems: Problems
     results: Path
@@ -40,7 +40,7 @@ class BenchTrials:
         return self.until - time.monotonic()
 
     def run(self, names: Sequence[str], chunk: int) -> None:
-        """The order rotates from call to call, so that nobody is always the first."""
+        """Runs candidates on a chunk, in an order that rotates from call to call, so that none is always the first."""
         everybody = [BASELINE, *names]
         self._open(everybody)
         start = self.turn % len(everybody)
@@ -62,7 +62,7 @@ class BenchTrials:
         return self.observed_on(name, self.chunks)
 
     def observed_on(self, name: str, chunks: int) -> Observed | None:
-        """What is known of a candidate on the first chunks of the problems."""
+        """Returns what is known of a candidate on the first chunks of the problems; None if it was not run on any."""
         if name not in self.cells:
             return None
         ours, baseline = self.cells[name], self.cells[BASELINE]
@@ -85,14 +85,14 @@ class BenchTrials:
         return Observed(int(problems), lost, won, smaller_speed_ups(pairs), _predicted(pairs))
 
     def seconds_per_problem(self, name: str) -> float | None:
-        """Of a candidate, as measured so far."""
+        """Returns the mean over what is measured of a candidate so far; None if nothing is."""
         timings = self.cells[name].stored.own_timings if name in self.cells else []
         samples = sum(each.samples for each in timings)
         return sum(each.seconds for each in timings) / samples if samples else None
 
 
 def smaller_speed_ups(pairs: list[tuple[Timing, Timing]]) -> tuple[float, ...]:
-    """By tokens per second or by seconds per sample, whichever says less: once for each chunk that nobody disturbed."""
+    """Returns a speed-up per undisturbed chunk, by tokens per second or by seconds per sample, whichever is smaller."""
     if not pairs:
         return ()
     newest = {ours.chunk: (ours, base) for ours, base in pairs}
@@ -101,7 +101,7 @@ def smaller_speed_ups(pairs: list[tuple[Timing, Timing]]) -> tuple[float, ...]:
 
 
 def _predicted(pairs: list[tuple[Timing, Timing]]) -> float | None:
-    """The speed-up per problem, by what rows take on this machine; None where nobody measured that."""
+    """Returns the speed-up per problem that this machine's row costs predict; None if they were not measured."""
     seconds = [[each.predicted_seconds or 0.0 for each in pair] for pair in pairs]
     if not seconds or not all(map(all, seconds)):
         return None

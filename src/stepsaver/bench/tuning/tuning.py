@@ -1,4 +1,4 @@
-"""A tuning from its settings to its outcome: an experiment that grows by what is tried, a search, a confirmation."""
+"""A tuning from its settings to its outcome: an experiment that grows with each candidate, a search, a confirmation."""
 
 import time
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Aim:
 
 @dataclass
 class Outcome:
-    """What a tuning came to: a confirmed candidate, or why there is none."""
+    """The outcome of a tuning: a confirmed candidate, or why there is none."""
 
     found: Found
     attempts: list[Attempt]
@@ -68,7 +68,8 @@ class Tuning:
         self.results = experiment.folder.resolve() / "results"
         self.configs = {config.name: config for config in experiment.configs}
         self.started = time.monotonic()
-        self.space = DeclaredSpace(session.decoding, session.model.config.layers)
+        is_scored = problems.search.task_run.task.path == "scoring"
+        self.space = DeclaredSpace(session.decoding, session.model.config.layers, is_scored=is_scored)
 
     @property
     def measure(self) -> str:
@@ -97,7 +98,7 @@ class Tuning:
         return BenchTrials(problems, self.results, self._config_of, until, self.report)
 
     def _prepare(self, trials: BenchTrials) -> None:
-        """Rows are measured, layers proposed, and a budget that cannot come to a verdict is refused."""
+        """Measures row costs, proposes layer groups, and refuses a budget that is too small for a verdict."""
         self.report("measuring what rows take")
         costs = self.session.measure_rows()
         trials.run([], 0)
@@ -134,7 +135,7 @@ class Tuning:
             return []
 
     def _config_of(self, name: str) -> ConfigSpec:
-        """The config of a candidate, put into the experiment's file before it is run."""
+        """Returns the config of a candidate, after writing it to the experiment's file."""
         if name not in self.configs:
             self.configs[name] = config_of(self.space.candidate(name))
             self.experiment = replace(self.experiment, configs=tuple(self.configs.values()))
@@ -173,9 +174,9 @@ class Tuning:
             yield attempt
 
     def _affordable(self, trials: BenchTrials, name: str) -> int:
-        """Fresh problems that the time left allows, by the chunks of the search."""
+        """Returns how many fresh problems the time left allows, by the timings of the search."""
         searched = self._trials(self.problems.search, 0.0)
-        searched.run([name], 0)  # stored: opens the cells
+        searched.run([name], 0)  # stored already: this only opens the cells
         each = [searched.seconds_per_problem(one) or 0.0 for one in (BASELINE, name)]
         return int(max(trials.seconds_left(), 0.0) / max(sum(each), 1e-9))
 
@@ -218,9 +219,7 @@ class Tuning:
         untried = [name for name, _ in outcome.found.ranked if name not in tried]
         if outcome.found.never_run and not undecided:
             many = len(outcome.found.never_run) + len(untried)
-            return (
-                f"Undecided: nothing keeps within {limit} yet, and for want of time {many} candidates were not tried."
-            )
+            return f"Undecided: nothing keeps within {limit} yet, and there was no time to try {many} candidates."
         if undecided or (untried and len(outcome.attempts) < MOST_ATTEMPTS):
             return (
                 f"Undecided: nothing is confirmed to keep within {limit} yet. {self._what_is_needed(outcome, trials)}"
@@ -228,7 +227,7 @@ class Tuning:
         return f"Nothing within {limit} beats plain decoding: of {len(outcome.observed)} candidates none was confirmed."
 
     def _what_is_needed(self, outcome: Outcome, trials: BenchTrials) -> str:
-        """How much more would decide about the most promising candidate."""
+        """Says how much more would decide about the most promising candidate."""
         name, searched = outcome.found.ranked[0] if outcome.found.ranked else ("", None)
         undecided = next((each for each in outcome.attempts if each.outcome == "undecided"), None)
         drop = undecided.drop.value if undecided else searched.drop if searched else 0.0
@@ -259,7 +258,7 @@ def config_of(candidate: Candidate) -> ConfigSpec:
 
 
 def write_experiment(experiment: Experiment) -> None:
-    """The experiment's file with every config that was tried so far."""
+    """Writes the experiment's file with every config that was tried so far."""
     content = experiment.spec.model_dump(mode="json", exclude_defaults=True)
     bounds = ("confirm_if", "reject_if")
     success = {name: getattr(experiment.spec.success, name) for name in bounds}
