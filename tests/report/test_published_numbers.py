@@ -9,6 +9,7 @@ import pytest
 from stepsaver.cli import main
 from stepsaver.report.artifacts import save_artifacts
 from stepsaver.report.cells import ReportTask
+from stepsaver.report.parallelism import parallelism_of
 from stepsaver.report.published_numbers import published_blocks, published_markdown, published_names, read_published
 from tests.report.reports import made_up_experiment, made_up_task
 
@@ -28,12 +29,13 @@ def as_task(task: ReportTask, name: str) -> ReportTask:
 
 
 def test_the_files_are_whole() -> None:
-    assert published_names() == ["source"]
+    configs_of = {"d3llm": ["one token a forward", "threshold"], "source": CONFIGS}
+    assert published_names() == list(configs_of)
     for name in published_names():
         found = read_published(name)
         for benchmark in found.benchmarks:
             configs = list(benchmark.results)
-            assert configs == CONFIGS
+            assert configs == configs_of[name]
             assert all(any(fault.concerns(benchmark.name, config) for fault in found.faults) for config in configs)
 
 
@@ -66,6 +68,20 @@ def test_a_page_and_a_table_say_whose_numbers_they_are(gsm8k: ReportTask) -> Non
     written = published_markdown(gsm8k, read_published("source"))
     assert "| k2_last | 75.00% | 73.77% | 109.50 | 40.51 |" in written
     assert all(f"- {text}" in written for text in texts)
+
+
+def test_tokens_per_forward_stand_beside_ours(gsm8k: ReportTask) -> None:
+    table, _ = published_blocks(gsm8k, read_published("d3llm"))
+    mine = gsm8k.experiment.name
+    sides = [f"accuracy, {mine}", "accuracy, reported", f"TPF, {mine}", "TPF, reported"]
+    assert table["columns"] == ["config", *sides, "known faults"]
+    by_name = {row[0]["text"]: [each["text"] for each in row[1:5]] for row in table["rows"]}
+    assert by_name["threshold"] == ["–", "81.48 %", "–", "2.21"]
+    ours = parallelism_of(gsm8k.summaries[0])
+    assert ours is not None
+    assert by_name["k1_first"] == ["90.00 %", "–", f"{ours.tokens_per_step:.2f}", "–"]
+    assert "on a device that is not said" in table["caption"]
+    assert "GSM8K by a metric that is not said. Here:" in table["caption"]
 
 
 def test_mmlu_has_the_fault_that_voids_it(gsm8k: ReportTask) -> None:

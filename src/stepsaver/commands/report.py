@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         metavar="OTHER",
         help="put another experiment, another model's results, a run id under previous/, or `previous` beside it;"
-        " `source`: the numbers that the source published, with what was wrong with them",
+        " `source` or `d3llm`: numbers that others published, with what is wrong with them",
     )
     parser.add_argument(
         "--trace-samples",
@@ -105,7 +105,7 @@ def _report_one(options: argparse.Namespace) -> int:
 
 
 def _published(options: argparse.Namespace, experiment: "Experiment") -> "PublishedNumbers | None":
-    """The published numbers that `--compare` names, if it names such."""
+    """Returns the published numbers that `--compare` names, or None if it names something else."""
     from stepsaver.report.published_numbers import published_names, read_published
 
     if options.compare not in published_names():
@@ -119,7 +119,7 @@ def _published(options: argparse.Namespace, experiment: "Experiment") -> "Publis
 
 
 def read_tasks(chosen: Chosen, *, limit: int | None, model: str | None, data_dir: Path | None) -> "list[ReportTask]":
-    """The tasks that have results, or else artifacts."""
+    """Returns the tasks that have results, or else artifacts."""
     from stepsaver.report.reading import read_stored_task
 
     experiment = chosen.experiment
@@ -177,7 +177,7 @@ def _write(path: Path, content: str) -> None:
 def _trace(
     options: argparse.Namespace, experiment: "Experiment", tasks: "list[ReportTask]", page: Path
 ) -> "dict[str, TraceLink]":
-    """A page per generative task, beside the report."""
+    """Writes a page per generative task beside the report, and returns the links to them."""
     from stepsaver.bench.running.session import open_session
     from stepsaver.report.experiment_page import TraceLink
     from stepsaver.report.traced_samples import config_to_trace, write_traces

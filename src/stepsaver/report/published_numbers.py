@@ -13,6 +13,7 @@ from pydantic import Field
 from stepsaver.bench.experiment.conditions import Strict
 from stepsaver.report.blocks import Block, cell, notes, number, table
 from stepsaver.report.cells import ReportTask
+from stepsaver.report.parallelism import parallelism_of
 from stepsaver.report.tables import markdown_table, or_dash
 
 FOLDER = Path(__file__).parent / "published"
@@ -36,23 +37,39 @@ class Fault(Strict):
 class PublishedResult(Strict):
     accuracy: float = Field(ge=0, le=1)
     tokens_per_s: float | None = None
+    tokens_per_forward: float | None = None
     hours: float | None = None
 
 
 class Benchmark(Strict):
+    """What was not said with the numbers is None."""
+
     name: str
     tasks: tuple[str, ...]  # of ours that measure the same
-    metric: str
-    few_shot: int
-    samples: int
+    metric: str | None = None
+    few_shot: int | None = None
+    samples: int | None = None
     total_tokens: int | None = None
     results: dict[str, PublishedResult]
+
+    @property
+    def has_rates(self) -> bool:
+        return any(each.tokens_per_s is not None for each in self.results.values())
+
+    @property
+    def has_forwards(self) -> bool:
+        return any(each.tokens_per_forward is not None for each in self.results.values())
+
+    def __str__(self) -> str:
+        shots = "" if self.few_shot is None else f", {self.few_shot}-shot"
+        samples = "" if self.samples is None else f", {self.samples:,} samples"
+        return f"{self.name} by {self.metric or 'a metric that is not said'}{shots}{samples}"
 
 
 class PublishedNumbers(Strict):
     title: str
     model: str
-    device: str
+    device: str | None = None
     settings: str
     faults: tuple[Fault, ...]
     benchmarks: tuple[Benchmark, ...]
@@ -82,7 +99,18 @@ class _Row(NamedTuple):
     reported_accuracy: float | None
     tokens_per_s: float | None
     reported_tokens_per_s: float | None
+    tokens_per_forward: float | None
+    reported_tokens_per_forward: float | None
     faults: str
+
+    def measures(self, benchmark: Benchmark) -> list[tuple[float | None, str]]:
+        """Those beside accuracy that the benchmark has, with the format of each."""
+        found: list[tuple[float | None, str]] = []
+        if benchmark.has_rates or not benchmark.has_forwards:
+            found += [(self.tokens_per_s, ".2f"), (self.reported_tokens_per_s, ".2f")]
+        if benchmark.has_forwards:
+            found += [(self.tokens_per_forward, ".2f"), (self.reported_tokens_per_forward, ".2f")]
+        return found
 
 
 def _rows(task: ReportTask, published: PublishedNumbers, benchmark: Benchmark) -> list[_Row]:
@@ -90,7 +118,7 @@ def _rows(task: ReportTask, published: PublishedNumbers, benchmark: Benchmark) -
     rows = []
     for name in dict.fromkeys([*summaries, *benchmark.results]):
         ours, theirs = summaries.get(name), benchmark.results.get(name)
-        rate = ours.rate if ours else None
+        rate, parallelism = ours.rate if ours else None, parallelism_of(ours) if ours else None
         faults = [each.name for each in published.faults if theirs and each.concerns(benchmark.name, name)]
         rows.append(
             _Row(
@@ -99,29 +127,27 @@ def _rows(task: ReportTask, published: PublishedNumbers, benchmark: Benchmark) -
                 theirs.accuracy if theirs else None,
                 rate.value if rate else None,
                 theirs.tokens_per_s if theirs else None,
+                parallelism.tokens_per_step if parallelism else None,
+                theirs.tokens_per_forward if theirs else None,
                 ", ".join(faults),
             )
         )
     return rows
 
 
-def _columns(task: ReportTask) -> tuple[str, ...]:
-    mine = task.experiment.name
-    return (
-        "config",
-        f"accuracy, {mine}",
-        "accuracy, reported",
-        f"tokens/s, {mine}",
-        "tokens/s, reported",
-        "known faults",
-    )
+def _columns(task: ReportTask, benchmark: Benchmark) -> tuple[str, ...]:
+    names = ["accuracy"]
+    names += ["tokens/s"] if benchmark.has_rates or not benchmark.has_forwards else []
+    names += ["TPF"] if benchmark.has_forwards else []
+    sides = [f"{name}, {side}" for name in names for side in (task.experiment.name, "reported")]
+    return ("config", *sides, "known faults")
 
 
 def _caption(task: ReportTask, published: PublishedNumbers, benchmark: Benchmark) -> str:
     return (
-        f"Reported by others, not measured by us: {published.title}; {published.model} on {published.device}; "
-        f"{published.settings}; {benchmark.name} by {benchmark.metric}, {benchmark.few_shot}-shot, "
-        f"{benchmark.samples:,} samples. Here: {task.model}, {task.summaries[0].samples:,} samples of "
+        f"Reported by others, not measured by us: {published.title}; {published.model} on "
+        f"{published.device or 'a device that is not said'}; {published.settings}; {benchmark}. "
+        f"Here: {task.model}, {task.summaries[0].samples:,} samples of "
         f"{task.summaries[0].task} by {task.summaries[0].accuracy_metric}."
     )
 
@@ -147,8 +173,7 @@ def published_blocks(task: ReportTask, published: PublishedNumbers) -> list[Bloc
             cell(row.config, row.config),
             number(row.accuracy, ".2f", factor=100, suffix=" %"),
             number(row.reported_accuracy, ".2f", factor=100, suffix=" %"),
-            number(row.tokens_per_s, ".2f"),
-            number(row.reported_tokens_per_s, ".2f"),
+            *(number(value, how) for value, how in row.measures(benchmark)),
             cell(row.faults),
         ]
         for row in _rows(task, published, benchmark)
@@ -156,7 +181,7 @@ def published_blocks(task: ReportTask, published: PublishedNumbers) -> list[Bloc
     items = [("reported", line) for line in _faults(published, benchmark)]
     caption = _caption(task, published, benchmark)
     return [
-        table("Reported by others", _columns(task), rows, caption=caption, name="published"),
+        table("Reported by others", _columns(task, benchmark), rows, caption=caption, name="published"),
         notes("What was wrong with the reported numbers", items, nothing="Nothing is known.", name="published_faults"),
     ]
 
@@ -171,13 +196,16 @@ def published_markdown(task: ReportTask, published: PublishedNumbers) -> str:
             row.config,
             or_dash(row.accuracy, ".2%"),
             or_dash(row.reported_accuracy, ".2%"),
-            or_dash(row.tokens_per_s, ".2f"),
-            or_dash(row.reported_tokens_per_s, ".2f"),
+            *(or_dash(value, how) for value, how in row.measures(benchmark)),
             row.faults,
         )
         for row in _rows(task, published, benchmark)
     ]
-    parts = ["#### Reported by others", _caption(task, published, benchmark), markdown_table(rows, _columns(task))]
+    parts = [
+        "#### Reported by others",
+        _caption(task, published, benchmark),
+        markdown_table(rows, _columns(task, benchmark)),
+    ]
     return "\n\n".join(
         [
             *parts,
