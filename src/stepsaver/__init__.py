@@ -5,8 +5,8 @@
     for text in model.generate(["Tom has 12 pens and buys 5. How many has he?"], rules=["near_rows", "trim"]):
         print(text)
 
-What is named here is the public interface, with `stepsaver.extending` for rules, policies and architectures of one's
-own. Everything else may change. Names are imported when they are first used, because torch takes seconds and
+The names exported here are the public interface, together with `stepsaver.extending` for your own rules, policies and
+architectures. Everything else may change. Names are imported on first use, because torch takes seconds to import and
 `stepsaver --help` does not need it.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stepsaver.api.model import Model, Piece, load
     from stepsaver.engine.score import Score
 
-__version__ = "0.1.0"  # the one place; pyproject.toml reads it from here
+__version__ = "0.1.0"  # written only here; pyproject.toml reads it
 __all__ = ["ComparedConfig", "Comparison", "Model", "Piece", "Score", "UsageError", "compare", "load"]
 
 _WHERE = {

@@ -1,4 +1,4 @@
-"""`stepsaver`: finds the commands, runs one, and turns what a user got wrong into one line and exit code 2."""
+"""The `stepsaver` command: finds the commands, runs one, and answers a user's mistake with one line and exit code 2."""
 
 import argparse
 import logging
@@ -20,22 +20,22 @@ from stepsaver.extras import named_parts
 
 DONE, CHECK_FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 LONGEST_MESSAGE = 1000
-NOTHING_KEPT = "nothing was written"  # where a command does not say what a stop leaves (`WHEN_STOPPED`)
+NOTHING_KEPT = "nothing was written"  # unless a command's `WHEN_STOPPED` says what a stop leaves
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line; `--help` says the rest."""
+    """A parser whose errors are one line; `--help` says the rest."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
 class Terminated(BaseException):
-    """Somebody, or a cluster, has asked the process to end."""
+    """Somebody, or the cluster, asked this process to end (SIGTERM)."""
 
 
 class OwnNotes(logging.Handler):
-    """What this package has to say beside its results. Libraries' loggers without handlers of their own end here."""
+    """Prints this package's own warnings as notes. Records of libraries without a handler end here too, unprinted."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("stepsaver.") and record.levelno >= logging.WARNING:
@@ -43,7 +43,7 @@ class OwnNotes(logging.Handler):
 
 
 def build_parser(command_name: str | None) -> argparse.ArgumentParser:
-    """All commands with their help, and the options of the one that is asked for: some need slow imports."""
+    """Returns a parser with all commands and their help. Only `command_name` gets its flags: some need slow imports."""
     parser = OneLineParser(prog="stepsaver", description="Cross-step compute reuse in block-diffusion language models.")
     parser.add_argument("--version", action="version", version=f"stepsaver {__version__}")
     chosen = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -57,7 +57,7 @@ def build_parser(command_name: str | None) -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
-    """Parses, and takes configs that stand after flags (`run NAME --limit 10 CONFIG`), which argparse does not."""
+    """Parses the arguments. Accepts configs after flags (`run NAME --limit 10 CONFIG`), which argparse does not."""
     options, rest = parser.parse_known_args(given)
     if rest:
         if not isinstance(getattr(options, "configs", None), list) or any(each.startswith("-") for each in rest):
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `stepsaver ... | head`
         sys.stderr.close()
         return DONE
-    except OSError as error:  # of a file or a folder that is not what it should be; the system says why
+    except OSError as error:  # a file or a folder is not what it should be; the system says why
         return _complain(f"{error.filename or 'the system'}: {error.strerror or error}", WRONG_USE)
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    """One line, whatever the message quotes: what would move a terminal's cursor is shown instead."""
+    """Prints the message as one line, control characters in it escaped, and returns the exit code."""
     line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(message.split()))
     line = line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}..."
     print(f"stepsaver: {line}", file=sys.stderr)
@@ -102,14 +102,14 @@ def _complain(message: str, code: int) -> int:
 
 
 def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    """Torch has a class of its own for a GPU, and a plain RuntimeError for the CPU."""
+    """Torch raises a class of its own on a GPU, and a plain RuntimeError on the CPU."""
     is_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
     return isinstance(error, MemoryError) or is_torch
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """A request to end (SIGTERM) unwinds like Ctrl-C. Only a main thread can arrange that."""
+    """Makes SIGTERM unwind like Ctrl-C. Only the main thread can set that up; in others this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -126,9 +126,9 @@ def _terminable() -> Iterator[None]:
 
 @contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """Keeps what libraries remark from the user's terminal, unless `python -W` or PYTHONWARNINGS asks for it."""
+    """Keeps libraries' warnings off the user's terminal, unless `python -W` or PYTHONWARNINGS asks for them."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows few characters is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character is no reason to fail
     if sys.warnoptions:
         yield
         return

@@ -1,9 +1,9 @@
-"""What rules, policies, architectures and tasks of one's own are made of. `examples/own_rule` is one, from end to end.
+"""What you need to write your own rules, policies, architectures and tasks. `examples/own_rule` is a whole example.
 
 A package declares them as entry points of the groups `stepsaver.rules`, `stepsaver.policies`,
-`stepsaver.architectures` and `stepsaver.tasks`, under the name that they are used by; rules and policies can also be
-given to `Model.generate` and `stepsaver.compare` as objects. Rules and policies are frozen dataclasses: their fields
-are what `name:field=value` sets, and part of a result's identity.
+`stepsaver.architectures` and `stepsaver.tasks`, under the name by which they are used; rules and policies can also be
+given to `Model.generate` and `stepsaver.compare` as objects. Rules and policies are frozen dataclasses:
+`name:field=value` sets their fields, which are part of a run's identity.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "TaskDeclaration":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from stepsaver.evaluation.task_registry import TaskDeclaration  # it needs the part `bench`
+    from stepsaver.evaluation.task_registry import TaskDeclaration  # it needs the extra `bench`
 
     return TaskDeclaration

@@ -1,11 +1,11 @@
-"""The optional parts of the package: what decoding does not need is installed when it is wanted."""
+"""The package's extras: what decoding does not need is installed only if it is wanted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stepsaver.engine.errors import UsageError
 
-# By the name of a module, the part of pyproject.toml that brings it.
+# By the name of a module, the extra of pyproject.toml that installs it.
 PARTS = {
     **dict.fromkeys(("datasets", "lm_eval", "pyarrow", "pydantic", "rich", "scipy", "tqdm", "yaml"), "bench"),
     **dict.fromkeys(("matplotlib", "pandas", "plotly"), "report"),
@@ -15,7 +15,7 @@ PARTS = {
 
 @contextmanager
 def named_parts() -> Iterator[None]:
-    """A part that is not installed is one line with the command that installs it. Any other module is a bug."""
+    """Answers a missing extra with one line that says how to install it. Any other missing module is a bug."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -26,6 +26,7 @@ def named_parts() -> Iterator[None]:
 
 
 def missing_part(module: str) -> UsageError | None:
+    """Returns the error that says how to install a module; None if no extra has it."""
     name = module.partition(".")[0]
     part = PARTS.get(name)
     return UsageError(f"this needs {name}: pip install 'stepsaver[{part}]'") if part else None

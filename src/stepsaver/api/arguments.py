@@ -1,4 +1,4 @@
-"""The kinds of values that the public functions take: anything else is one line, and never an error from further in."""
+"""The kinds of values that the public functions take. Anything else is refused in one line, before it fails deeper."""
 
 from collections.abc import Callable
 from numbers import Integral, Real
@@ -13,7 +13,7 @@ class Kind(NamedTuple):
 
 
 def _is_float(value: Real) -> bool:
-    """Not an integer that is too large for one. What is not finite is refused where it is used."""
+    """False for an integer that is too large for a float. Infinity and NaN are refused where they are used."""
     try:
         float(value)
     except OverflowError:
@@ -25,7 +25,7 @@ WHOLE = Kind("a whole number", lambda value: isinstance(value, Integral) and not
 NUMBER = Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool) and _is_float(value))
 TRUTH = Kind("True or False", lambda value: isinstance(value, bool))
 TEXT = Kind("a text", lambda value: isinstance(value, str))
-# What stands in none of these is checked where it is used.
+# Arguments that are not listed here are checked where they are used.
 KINDS = {
     **dict.fromkeys(("batch_size", "max_new_tokens", "seed", "block_size", "sub_block_size", "mask_id"), WHOLE),
     **dict.fromkeys(("threshold", "temperature", "top_p"), NUMBER),
@@ -36,7 +36,7 @@ MAY_BE_NONE = ("batch_size", "block_size", "sub_block_size", "mask_id", "thresho
 
 
 def check_arguments(**given: object) -> None:
-    """Says what is not of its kind. Ranges are checked where they are known."""
+    """Raises for the first argument that is not of its kind. Ranges are checked where they are known."""
     for name, value in given.items():
         kind = KINDS[name]
         if not kind.has(value) and not (value is None and name in MAY_BE_NONE):

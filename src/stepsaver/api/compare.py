@@ -1,4 +1,4 @@
-"""Ways to decode side by side on a task: an experiment of the bench, without writing its file."""
+"""`stepsaver.compare`: configs side by side on a task. It runs an experiment of the bench, and writes its file."""
 
 import os
 import tempfile
@@ -33,7 +33,7 @@ SUCCESS = {
 
 @dataclass(frozen=True)
 class ComparedConfig:
-    """One config's figures, each with the interval that it lies in with 95 %, and what they say."""
+    """One config's figures, each with its 95 % interval, and what they amount to."""
 
     name: str
     accuracy: "Interval"
@@ -44,25 +44,25 @@ class ComparedConfig:
 
 
 class Comparison:
-    """The results of `stepsaver.compare`. Prints as a table with the verdict; everything is read from `folder`."""
+    """The results of `stepsaver.compare`, read from `folder`. Prints as a table with the verdict."""
 
     def __init__(self, experiment: "Experiment", task: "ReportTask", name: str, limit: int | None, kept: Any) -> None:
         self._experiment, self._task, self._name, self._limit = experiment, task, name, limit
-        self._kept = kept  # a temporary folder lives as long as this
+        self._kept = kept  # a temporary folder, if there is one, lives as long as this object
 
     @property
     def folder(self) -> Path:
-        """An experiment as `stepsaver report` and `stepsaver audit` read it."""
+        """The experiment's folder, which `stepsaver report` and `stepsaver audit` can read."""
         return self._experiment.folder
 
     @property
     def verdict(self) -> "Verdict":
-        """Whether a config is surely faster at a small drop: its outcome, a sentence, and the same by config."""
+        """Whether any config is surely faster at a small drop: an outcome, a sentence, and a verdict on each config."""
         return self._task.verdict()
 
     @property
     def findings(self) -> "tuple[Finding, ...]":
-        """What the audit has to say against the results."""
+        """What the audit found wrong with the results, or worth a remark."""
         return self._task.findings
 
     @property
@@ -93,14 +93,14 @@ class Comparison:
     __repr__ = __str__
 
     def to_frame(self) -> "pandas.DataFrame":
-        """A row per config, a column per figure; intervals are columns of their own (`speed_up_low`). Needs pandas."""
+        """Returns a row per config, a column per figure and interval bound (`speed_up_low`). Needs pandas."""
         with named_parts():
             import pandas
 
         return pandas.DataFrame([_columns(config) for config in self.configs]).set_index("name")
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the page with the accuracy-speed figure, all tables and the answers side by side."""
+        """Writes the page with the accuracy-speed figure, all tables and the answers side by side. Returns its path."""
         with named_parts():
             from stepsaver.bench.results.durable import write_beside
             from stepsaver.report.experiment_page import experiment_page
@@ -122,11 +122,12 @@ def compare(
 ) -> Comparison:
     """Runs a task with every config and says what each costs in accuracy and gains in speed.
 
-    `configs` are by name: rules as `Model.generate` takes them, or a mapping with `rules`, `policy`, `threshold`,
-    `prefix_cache`, `block_cache` or `join`. The first one is the baseline, unless another one is named.
-    `limit` is a number of samples, the first ones; of fewer than a few hundred the verdict is mostly undecided.
-    In a `folder` every finished part is stored, and the same call goes on from there; otherwise results last as long
-    as what is returned. `progress` is called with a config, the number of its parts that are done, and of all.
+    `configs` maps each name to rules, as `Model.generate` takes them, or to a mapping with `rules`, `policy`,
+    `threshold`, `prefix_cache`, `block_cache` or `join`. The first config is the baseline, unless `baseline` names
+    another. `limit` is how many samples are run, from the first on; with fewer than a few hundred the verdict is mostly
+    undecided. With a `folder`, every finished chunk is stored there and the same call goes on from it; without one, the
+    results last as long as the object that is returned. `progress` is called with a config's name, how many of its
+    chunks are done, and how many there are.
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own
     with named_parts():
@@ -159,7 +160,7 @@ def _content(
     limit: int | None,
     batch_size: int | None,
 ) -> dict[str, Any]:
-    """What stands in the experiment's file."""
+    """Returns the content of the experiment's file."""
     from stepsaver.bench.experiment.spec import ExperimentSpec
     from stepsaver.bench.judging.verdict import LEAST_CHUNKS
 
@@ -170,7 +171,7 @@ def _content(
         raise UsageError("a comparison ends texts at the model's own stop tokens; load it without stop_ids")
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch size {batch_size} is not positive")
-    # small enough that the verdict has the parts it asks for, and no batch larger than a part
+    # small enough that the verdict has the chunks it asks for, and no batch larger than a chunk
     chunk = fields["chunk_samples"].default
     chunk = chunk if limit is None else max(1, min(chunk, limit // LEAST_CHUNKS))
     return {
@@ -205,7 +206,7 @@ def _config(name: str, given: Config) -> dict[str, Any]:
 
 
 def _write_experiment(folder: Path, content: Mapping[str, Any]) -> None:
-    """Writes the file, unless there is one that somebody else wrote."""
+    """Writes the experiment's file, unless there is one that `compare` did not write."""
     import yaml
 
     from stepsaver.bench.experiment.reading import FILE

@@ -1,4 +1,4 @@
-"""A model that is loaded once: texts from prompts, log-likelihoods of texts."""
+"""A loaded model, which generates texts from prompts and scores texts by their log-likelihood."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ Rules = str | Rule | Sequence[str | Rule]
 
 
 class Piece(NamedTuple):
-    """What has settled of an answer since its piece before: tokens up to the first row that is still masked."""
+    """What has settled of an answer since its last piece. Tokens settle up to the first row that is still masked."""
 
     prompt: int  # the index of the prompt that it answers
     text: str
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 class Model:
-    """A model with its weights; `stepsaver.load` makes it. Rules and policies are chosen call by call."""
+    """A model with its weights, made by `stepsaver.load`. Every call chooses its own rules and policy."""
 
     def __init__(self, opened: OpenModel) -> None:
         self.opened = opened
@@ -55,21 +55,21 @@ class Model:
 
     @property
     def name(self) -> str:
-        """As it was given to `load`."""
+        """The model's name as it was given to `load`."""
         return self.opened.name
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
+        """The folder that its files are in."""
         return self.opened.folder
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text, nothing added."""
+        """Returns the token ids of a text, with nothing added."""
         check_arguments(text=text)
         return self.opened.tokenizer.encode(checked_text(text, "the text"))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens left out."""
+        """Returns the text of token ids, without special tokens."""
         return self.opened.tokenizer.decode(_known_ids(ids, self.opened.config.vocab))
 
     @overload
@@ -146,18 +146,18 @@ class Model:
         ids: bool = False,
         stream: bool = False,
     ) -> Iterator[str] | Iterator[list[int]] | Iterator[Piece]:
-        """Yields an answer for each prompt, in the prompts' order; what is wrong is raised by the call itself.
+        """Returns an iterator over the answers, in the prompts' order. Wrong arguments raise at the call itself.
 
-        A prompt is a text or its token ids; one text alone is one prompt. A text becomes a user's message by the
-        model's chat template, unless `chat` is False or there is none.
-        `rules` say which work is left out, `policy` (or `threshold` alone) which rows a step reveals: text such as
-        `trim:level=changed`, or objects. A `recipe` of `stepsaver tune` settles these, and the batch size if none is
-        given. At temperature 0 decoding is greedy; otherwise what is drawn depends on seed
-        and prompt, never on the batch, so that equal prompts have equal answers.
-        With `ids` answers are token ids, the stop token included; without a tokenizer nothing else is possible.
-        With `stream` pieces come as they settle, those of all prompts of a batch in turn. A token has settled when no
-        row before it is masked: nothing changes it any more. A piece's text ends before a character that is not whole;
-        with `ids` its text is empty.
+        A prompt is a text or its token ids; a text alone is one prompt. The model's chat template, if it has one, turns
+        a text into a user's message, unless `chat` is False.
+        `rules` say which work is left out, `policy` (or `threshold` alone) which rows a step reveals: texts such as
+        `trim:level=changed`, or objects. A `recipe`, the file that `stepsaver tune` writes, sets all of these, and the
+        batch size unless it is given. At temperature 0 decoding is greedy; otherwise the draws depend on seed and
+        prompt, never on the batch, so equal prompts have equal answers.
+        With `ids` the answers are token ids, including the stop token; a model without a tokenizer needs this.
+        With `stream` the iterator yields pieces as they settle, the prompts of a batch in turn. A token has settled
+        when no row before it is masked: nothing changes it any more. A piece's text never ends within a character; with
+        `ids` it is empty.
         """
         check_arguments(threshold=threshold, batch_size=batch_size, max_new_tokens=max_new_tokens)
         check_arguments(temperature=temperature, top_p=top_p, seed=seed, chat=chat, ids=ids, stream=stream)
@@ -187,11 +187,11 @@ class Model:
         estimator: Estimator = "trajectory",
         score_stop: bool = False,
     ) -> list[Score]:
-        """The log-likelihood of each continuation after its context, in the order of the pairs.
+        """Returns the log-likelihood of each continuation after its context, in the order of the pairs.
 
-        A pair is two texts or two lists of token ids; nothing is added to them, no chat template either. `trajectory`
-        scores by the loop that generates, with its rules and policy; `reference` and `autoregressive` are one forward.
-        `score_stop` appends the stop token to every continuation.
+        A pair is two texts or two lists of token ids; nothing is added to them, not even a chat template. The estimator
+        `trajectory` scores with the loop that generates, its rules and its policy; `reference` and `autoregressive`
+        take one forward. `score_stop` appends the stop token to every continuation.
         """
         check_arguments(threshold=threshold, batch_size=batch_size, estimator=estimator, score_stop=score_stop)
         engine = self._engine(rules, policy, threshold, batch_size, recipe)
@@ -224,7 +224,7 @@ class Model:
         )
 
     def _tuned_engine(self, path: Path, batch_size: int | None) -> Engine:
-        """What is not as it was measured is said in one line, as a warning of this module's logger."""
+        """Returns the recipe's engine. Logs one warning if model, dtype, device or batch size are not as measured."""
         from stepsaver.evaluation.recipe import read_recipe  # a recipe's file needs more packages than decoding does
 
         recipe = read_recipe(path)
@@ -257,7 +257,7 @@ class Model:
         return ScoreRequest(_token_ids(context, where), _token_ids(continuation, where))
 
     def _in_order(self, found: Iterator[Completion]) -> Iterator[Completion]:
-        """Completions in the prompts' order; those that finish early wait."""
+        """Yields completions in the prompts' order; those that finish early wait."""
         early: dict[int, Completion] = {}
         following = 0
         with self.opened.blamed():
@@ -296,8 +296,8 @@ def load(
 ) -> Model:
     """Loads a model: a folder, a hub id such as `Efficient-Large-Model/Fast_dLLM_v2_7B`, or `embedded`.
 
-    Device and dtype are chosen unless they are given. What is None is the checkpoint's or its architecture's own;
-    `block_size` and `mask_id` have to be given where no file of the checkpoint names them.
+    Device and dtype are chosen automatically unless they are given. Sizes and token ids that are None come from the
+    checkpoint or its architecture; `block_size` and `mask_id` have to be given if no file of the checkpoint has them.
     """
     if not isinstance(name, str | os.PathLike):
         raise UsageError(f"model {shown(name)} is neither a folder, a hub id nor `embedded`")

@@ -1,7 +1,7 @@
 """How much a row's deltas drift from step to step: per layer, age and kind of row, without any reuse.
 
-Drift is the relative change of a delta, |new - old| / |new|. Age is the number of steps between the two. This is what
-says which layers are safe to reuse on a model before anything is reused.
+Drift is the relative change of a delta, |new - old| / |new|. Age is the number of steps between the two. Drift tells
+which layers of a model are safe to reuse, before anything is reused.
 """
 
 from collections import defaultdict, deque
@@ -27,7 +27,7 @@ PARTS: tuple[PartName, ...] = ("attention", "mlp")
 
 
 class Snapshot(NamedTuple):
-    """A block's rows in one step: which were in the window, their tokens, and one part's deltas of them."""
+    """A block's rows in one step: which ones were in the window, their tokens, and their deltas of one part."""
 
     rows: NDArray[np.int64]
     tokens: NDArray[np.int64]
@@ -50,7 +50,7 @@ class DriftRecorder:
         self.totals, self.counts = np.zeros(shape), np.zeros(shape, dtype=np.int64)
 
     def observe(self, layer: int, part: PartName, delta: Tensor, steps: Sequence[Step]) -> None:
-        if layer == self.layers - 1:  # after its keys and values only a few rows go on
+        if layer == self.layers - 1:  # beyond its keys and values only a few rows run in the last layer
             return
         start = 0
         for step in steps:
@@ -72,7 +72,7 @@ class DriftRecorder:
             if len(both):
                 new, old = now.deltas[here], then.deltas[there]
                 drift = torch.linalg.vector_norm(new - old, dim=-1) / torch.linalg.vector_norm(new, dim=-1)
-                self._add(part, layer, age, drift.double().numpy(), now.tokens[here], then.tokens[there])
+                self._add(part, layer, age, drift.double().cpu().numpy(), now.tokens[here], then.tokens[there])
         earlier.append(now)
 
     def _add(self, part: PartName, layer: int, age: int, drift: NDArray, tokens: NDArray, before: NDArray) -> None:
@@ -83,7 +83,7 @@ class DriftRecorder:
             self.counts[PARTS.index(part), layer, age, kind] += finite.sum()
 
     def means(self) -> NDArray[np.float64]:
-        """Mean drift, NaN where nothing was seen."""
+        """Returns the mean drift, NaN where nothing was seen."""
         with np.errstate(invalid="ignore"):
             return np.where(self.counts, self.totals / np.maximum(self.counts, 1), np.nan)
 
@@ -102,7 +102,7 @@ def calibrate(engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int,
     for _ in watched.generate(prompts, max_new_tokens=max_new_tokens):
         pass
     if not recorder.counts.any():
-        raise UsageError("no block took a second step, so there is no drift to measure: longer texts, or larger blocks")
+        raise UsageError("no block took a second step, so there is no drift to measure: try longer texts or blocks")
     means = recorder.means()
     return {
         "layers": layers,
@@ -116,12 +116,12 @@ def calibrate(engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int,
 
 
 def proposed_sizes(layers: int) -> list[int]:
-    """A quarter, a half and three quarters of the layers: what a tuning tries."""
+    """Returns a quarter, a half and three quarters of the layers: the group sizes that a tuning tries."""
     return sorted({max(1, round(share * layers)) for share in (0.25, 0.5, 0.75)})
 
 
 def proposed_layers(means: NDArray[np.float64], size: int) -> str:
-    """So many layers, those whose unchanged rows drift least from step to step."""
+    """Returns the `size` layers whose unchanged rows drift least from step to step, as text such as `3-7,9`."""
     layers = means.shape[1]
     unchanged = np.nanmean(means[:, : layers - 1, 0][..., [0, 2]], axis=(0, 2))
     chosen = sorted(np.argsort(unchanged, kind="stable")[:size].tolist())

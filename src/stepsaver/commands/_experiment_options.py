@@ -1,4 +1,4 @@
-"""The options that commands on an experiment share, and what they choose."""
+"""The flags that commands on an experiment share, and what they choose."""
 
 import argparse
 import re
@@ -26,7 +26,7 @@ def add_cell_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def with_decoding(experiment: "Experiment", options: argparse.Namespace) -> "Experiment":
-    """The experiment with the block size and the mask token that were given for a checkpoint that names none."""
+    """Returns the experiment with the block size and mask token that were given for a checkpoint that names none."""
     given = {name: value for name in ("block_size", "mask_id") if (value := getattr(options, name)) is not None}
     decoding = experiment.spec.decoding.model_copy(update=given)
     return replace(experiment, spec=experiment.spec.model_copy(update={"decoding": decoding}))
@@ -40,7 +40,7 @@ class Chosen(NamedTuple):
     cell_folders: dict[str, str]
 
     def artifacts(self, folder: str) -> "ReportTask | None":
-        """What was committed of a task, for a clone that has no results of it."""
+        """Returns what was committed of a task, for a clone that has no results of it."""
         from stepsaver.report.artifacts import read_artifacts
 
         return read_artifacts(self.experiment, self.results, folder)
@@ -51,7 +51,7 @@ class Chosen(NamedTuple):
 
 
 def choose(options: argparse.Namespace, name: str | None = None) -> Chosen:
-    """What the flags choose of the experiment that they name, or of another one."""
+    """Returns what the flags choose of the experiment that they name, or of the one called `name`."""
     from stepsaver.bench.experiment.folders import find_experiment
 
     experiment = find_experiment(name or options.experiment)
@@ -59,7 +59,7 @@ def choose(options: argparse.Namespace, name: str | None = None) -> Chosen:
 
 
 def chosen_of(experiment: "Experiment", tasks: Sequence[str], *, limit: int | None, model: str | None = None) -> Chosen:
-    """Some tasks of an experiment, with its own model unless another one is named."""
+    """Returns some tasks of an experiment, with its own model unless another one is named."""
     from stepsaver.bench.experiment.folders import results_folder
 
     if limit is not None and not 1 <= limit <= MOST_SAMPLES:
@@ -72,5 +72,5 @@ def chosen_tasks(options: argparse.Namespace, experiment: "Experiment") -> tuple
     tasks = tuple(options.task or experiment.spec.tasks)
     wrong = next((task for task in tasks if not TASK_NAME.fullmatch(task)), None)
     if wrong is not None:
-        raise UsageError(f"{shown(wrong)} is no name of a task; letters, digits, and any of _ . + -")
+        raise UsageError(f"{shown(wrong)} is not the name of a task; letters, digits, and any of _ . + -")
     return tasks

@@ -9,6 +9,7 @@ from stepsaver.engine.errors import UsageError
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the number and the object of every line that is not empty."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -26,7 +27,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def id_list(entry: dict[str, Any], field: str, where: str) -> tuple[int, ...]:
-    """A list of token ids in an entry."""
+    """Returns a list of token ids in an entry."""
     ids = entry.get(field)
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise UsageError(f'{where}: expected {{"{field}": [whole numbers]}}')
@@ -34,7 +35,7 @@ def id_list(entry: dict[str, Any], field: str, where: str) -> tuple[int, ...]:
 
 
 def text_of(entry: dict[str, Any], field: str, where: str) -> str:
-    from stepsaver.evaluation.encoding import checked_text  # it brings torch, and `--help` does not need it
+    from stepsaver.evaluation.encoding import checked_text  # it imports torch, and `--help` does not need it
 
     text = entry.get(field)
     if not isinstance(text, str):

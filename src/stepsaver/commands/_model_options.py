@@ -1,4 +1,4 @@
-"""The options that every command with a model shares, and the engine they describe."""
+"""The flags that every command with a model shares, and the engine they describe."""
 
 import argparse
 import sys
@@ -61,14 +61,14 @@ def add_recipe_argument(group: argparse._ArgumentGroup) -> None:
 
 
 def take_recipe(options: argparse.Namespace) -> "Recipe | None":
-    """Fills the options that a recipe settles. A batch size may be given beside it, which is then said."""
+    """Fills in the flags that a recipe sets, and returns the recipe. A batch size that is given stays."""
     given = [name for name in SETTLED_BY_RECIPE if getattr(options, name)]
     if options.recipe is None:
         recipe = None
     elif given:
         raise UsageError(f"--recipe and --{given[0].replace('_', '-')} exclude each other")
     else:
-        from stepsaver.evaluation.recipe import read_recipe  # it needs the part `bench`, and decoding does not
+        from stepsaver.evaluation.recipe import read_recipe  # it needs the extra `bench`, and decoding does not
 
         recipe = read_recipe(options.recipe)
         options.rule, options.policy = list(recipe.rules), recipe.policy
@@ -80,7 +80,7 @@ def take_recipe(options: argparse.Namespace) -> "Recipe | None":
 
 
 def say_differences(recipe: "Recipe | None", model: str, *, dtype: str, device: str, batch_size: int) -> None:
-    """One line on standard error if the recipe was measured with something else."""
+    """Prints one line on standard error if the recipe was measured with something else."""
     from stepsaver.engine.device import choose_device, choose_dtype
 
     if recipe is None:
@@ -93,13 +93,13 @@ def say_differences(recipe: "Recipe | None", model: str, *, dtype: str, device: 
 
 
 def add_checkpoint_arguments(group: argparse._ArgumentGroup) -> None:
-    """What some checkpoints leave out of their files, and nobody can guess."""
+    """Adds flags for what some checkpoints leave out of their files, and nobody can guess."""
     group.add_argument("--block-size", type=int, metavar="N", help="rows of a block (default: the model's)")
     group.add_argument("--mask-id", type=int, metavar="N", help="the mask token (default: the model's)")
 
 
 def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
-    """Finds the folder and reads its configuration; whatever is wrong with the options is said here."""
+    """Finds the model's folder and reads its configuration. Raises for whatever is wrong with the flags."""
     from stepsaver.evaluation.open_model import open_model
 
     recipe = take_recipe(options)
@@ -132,7 +132,7 @@ def build_engine(options: argparse.Namespace, opened: "OpenModel") -> "Engine":
 
 
 def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
-    """What was effective, for every result."""
+    """Returns the settings that were in effect, for every result."""
     from dataclasses import asdict
 
     import torch
@@ -143,7 +143,7 @@ def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
         "model": model,
         "architecture": engine.model.config.architecture,
         "dtype": str(engine.model.dtype).removeprefix("torch."),
-        "weights": asdict(engine.model.kept),  # numbers of the maps, by how they are kept
+        "weights": asdict(engine.model.kept),  # how many weights of the maps are kept in which way
         "device": str(engine.model.device),
         "threads": torch.get_num_threads(),
         "decoding": asdict(engine.decoding),
@@ -154,7 +154,7 @@ def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
 
 
 def cost_document(engine: "Engine", trace: "Trace") -> dict[str, Any]:
-    """What was executed, summed from the records of the trace."""
+    """Returns what was executed, summed from the records of the trace."""
     from stepsaver.bench.machine.facts import peak_memory
     from stepsaver.engine.cost import as_json, cost_by_kind, trace_cost
 
@@ -167,7 +167,7 @@ def cost_document(engine: "Engine", trace: "Trace") -> dict[str, Any]:
 
 
 def throughput(trace: "Trace", **tokens: int) -> dict[str, Any]:
-    """Seconds and rates; `tokens` is the one count that the rate is of, under its name."""
+    """Returns seconds and rates. `tokens` is the one count, under its own name, that the rate is computed from."""
     seconds = trace.decode_seconds
     return {
         **tokens,

@@ -1,4 +1,4 @@
-"""Where a command will write: tried before the work starts, so that nothing is computed that cannot be written."""
+"""Tries where a command will write before the work starts, so that nothing is computed that cannot be written."""
 
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -7,7 +7,7 @@ from stepsaver.engine.errors import UsageError
 
 
 def check_output_file(option: str, path: Path | None, endings: tuple[str, ...] = ()) -> None:
-    """Says that a file cannot be written, or that its name has none of the endings. Leaves nothing new there."""
+    """Raises if a file cannot be written, or if its name has none of the endings. Leaves nothing new there."""
     if path is None:
         return
     if endings and path.suffix.lower() not in endings:
@@ -23,7 +23,7 @@ def check_output_file(option: str, path: Path | None, endings: tuple[str, ...] =
 
 
 def check_output_folder(option: str, path: Path | None) -> None:
-    """Makes the folder, if it is not there, and says that nothing can be written in it."""
+    """Makes the folder, if it is not there. Raises if nothing can be written in it."""
     if path is None:
         return
     try:

@@ -11,11 +11,12 @@ Item = TypeVar("Item")
 
 
 def _can_show() -> bool:
-    """On a terminal, where the library for it is installed: decoding does not need it."""
+    """Whether this is a terminal, and rich is installed, which decoding does not need."""
     return sys.stderr.isatty() and find_spec("rich") is not None
 
 
 def progress(items: Iterable[Item], *, total: int, label: str) -> Iterator[Item]:
+    """Yields the items, and moves a bar for each."""
     if not _can_show():
         yield from items
         return
@@ -29,7 +30,7 @@ def progress(items: Iterable[Item], *, total: int, label: str) -> Iterator[Item]
 
 @contextmanager
 def counting_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar per name that is moved by (name, done, total); on anything but a terminal nothing is shown."""
+    """A bar per name, moved by (name, done, total); on anything but a terminal nothing is shown."""
     if not _can_show():
         yield lambda name, done, total: None
         return

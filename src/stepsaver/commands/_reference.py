@@ -1,4 +1,4 @@
-"""All commands with their options as Markdown, from what their own parsers say."""
+"""All commands with their flags as Markdown, from what their own parsers say."""
 
 import argparse
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ BEGIN, END = "<!-- commands -->", "<!-- /commands -->"
 
 
 def command_reference() -> str:
-    """A section per command: what it does and a table of what it takes."""
+    """Returns a section per command: what it does and a table of what it takes."""
     names = sorted(each.name for each in iter_modules(commands.__path__) if not each.name.startswith("_"))
     return "\n\n".join(part for name in names for part in _section(name))
 
@@ -32,7 +32,7 @@ def _section(name: str) -> Iterator[str]:
 
 
 def _called(action: argparse.Action) -> str:
-    """As it is typed: its names and what follows them."""
+    """Returns an argument as it is typed: its names and its value."""
     value = "" if action.nargs == 0 else _value_name(action)
     if not action.option_strings:
         return f"`{value}`" + (" ..." if action.nargs in ("*", "+") else "")

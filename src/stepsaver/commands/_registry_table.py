@@ -15,7 +15,7 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def print_registry(package: str, *, as_json: bool, more: Callable[[type], dict[str, Any]] | None = None) -> None:
-    """`more` says what else there is to know of one, by a label: a text, or a list with a line each."""
+    """Prints a registry. `more` returns further facts about an entry by label: a text, or a list with a line each."""
     found = {name: (made, more(made) if more else {}) for name, made in registry.all_of(package).items()}
     if as_json:
         documents = {
@@ -33,12 +33,12 @@ def print_registry(package: str, *, as_json: bool, more: Callable[[type], dict[s
 
 
 def _field_text(field: dataclasses.Field) -> str:
-    """As it is written on a command line; a name alone where a value has to be given."""
+    """Returns a field as it is written on a command line; its name alone if a value has to be given."""
     return field.name if field.default is dataclasses.MISSING else f"{field.name}={registry.value_text(field.default)}"
 
 
 def _fields(made: type) -> dict[str, object]:
-    """Field names with their defaults; None where a value has to be given."""
+    """Returns field names with their defaults; None if a value has to be given."""
     return {
         field.name: None if field.default is dataclasses.MISSING else field.default
         for field in dataclasses.fields(made)

@@ -1,4 +1,4 @@
-"""The options of `stepsaver run` that stand for what the experiment's file says, and the experiment with them."""
+"""The flags of `stepsaver run` that override what the experiment's file says, and the experiment with them applied."""
 
 import argparse
 import re
@@ -37,7 +37,7 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def with_settings(experiment: "Experiment", options: argparse.Namespace) -> "Experiment":
-    """The experiment with what was given. What differs from the file is kept on record for the audit."""
+    """Returns the experiment with the given settings. What differs from the file is kept on record for the audit."""
     for name, least in LEAST.items():
         if (value := getattr(options, name)) is not None and value < least:
             raise UsageError(f"--{name.replace('_', '-')} {value} is less than {least}")
@@ -55,7 +55,7 @@ def with_settings(experiment: "Experiment", options: argparse.Namespace) -> "Exp
 
 
 def with_recipe(experiment: "Experiment", options: argparse.Namespace) -> "Experiment":
-    """The experiment with a recipe as a further config, named after its file and chosen to be run."""
+    """Returns the experiment with a recipe as a further config, named after its file and chosen to be run."""
     from stepsaver.bench.experiment.configs import ConfigSpec
     from stepsaver.evaluation.recipe import read_recipe
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepsaver.evaluation.open_model import OpenModel
     from stepsaver.report.watch import Watch
 
-MOST_SECONDS = 3600  # that a step is shown
+MOST_SECONDS = 3600  # for which a step is shown
 OnStep = Callable[["StepEvent"], None]
 TokenText = Callable[[int], str]
 
@@ -52,7 +52,7 @@ def add_watching_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_watching(options: argparse.Namespace, opened: "OpenModel") -> "tuple[Rule, ...] | None":
-    """Says before the weights are read what would fail after the decode. Returns the rules of a second decode."""
+    """Raises, before the weights are read, for what would fail after the decode. Returns a second decode's rules."""
     from stepsaver.engine.rules.rule import check_rules, parse_rule
 
     if options.watch is not None and not 0 <= options.watch <= MOST_SECONDS:
@@ -71,7 +71,7 @@ def check_watching(options: argparse.Namespace, opened: "OpenModel") -> "tuple[R
 
 
 def watch_of(options: argparse.Namespace, engine: "Engine", prompts: int, text: TokenText) -> "Watch | None":
-    """The live view, if it is wanted."""
+    """Returns the live view, or None if it is not wanted."""
     if options.watch is None:
         return None
     from stepsaver.report.watch import Watch
@@ -80,7 +80,7 @@ def watch_of(options: argparse.Namespace, engine: "Engine", prompts: int, text: 
 
 
 def on_each_step(watchers: Sequence[OnStep | None]) -> OnStep | None:
-    """One callback for all who want to know, none if nobody does."""
+    """Returns one callback for all watchers, or None if there are none."""
     present = [each for each in watchers if each is not None]
 
     def on_step(event: "StepEvent") -> None:
@@ -100,7 +100,9 @@ def decode_traced(
     prompts: "list[Prompt]",
     text: TokenText,
 ) -> "list[Completion]":
-    """Decodes, a second time with the rules `against` if they are given, and writes the page that plays it."""
+    """Decodes, a second time with the rules `against` if they are given, and writes the page that plays it. Returns the
+    completions of the first decode.
+    """
     from stepsaver.engine.engine import Engine
     from stepsaver.engine.trace import Trace
     from stepsaver.report.trace_data import TraceRecorder, trace_document

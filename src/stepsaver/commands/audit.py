@@ -37,5 +37,5 @@ def run(options: argparse.Namespace) -> int:
         print(f"{len(all_checks())} checks on {tasks} tasks: {invalid} invalid, {remarks} remarks")
         if saved:
             names = ", ".join(each.folder for each in saved)
-            print(f"from artifacts: {names}: as found when they were saved; to check again needs the results")
+            print(f"from artifacts: {names}: as found when they were saved; checking again needs the results")
     return 1 if any(finding.level == "invalid" for _, _, finding in findings) else 0

@@ -54,7 +54,7 @@ def _everything(chosen: Chosen, limit: int) -> "RunRequest":
 
 
 def ways_that_pay(grid: "Experiment") -> "Experiment":
-    """Configs of other experiments, against the grid's baseline and by its criteria."""
+    """Returns an experiment of other experiments' configs, against the grid's baseline and by its criteria."""
     from stepsaver.bench.experiment.folders import find_experiment
 
     configs = [find_experiment(name).config(config) for name, config in WAYS_THAT_PAY]
@@ -79,7 +79,7 @@ def advice(
     wanted: "Condition",
     configs: "Sequence[ConfigSpec]",
 ) -> str:
-    """Which to use, by what was measured: the fastest whose drop holds the bound, if it is surely faster at all."""
+    """Says which config to use by what was measured: the fastest whose drop meets the bound, if it is surely faster."""
     from stepsaver.bench.judging.verdict import figures, surely
 
     def fastest(judged: "Sequence[ConfigVerdict]") -> "ConfigVerdict | None":
@@ -102,7 +102,7 @@ def advice(
 
 
 def _report(grid: Chosen, limit: int) -> None:
-    """The pages go to the results, which no commit holds: a demonstration changes no file of the repository."""
+    """Writes the pages to the results, which are not committed: a demonstration changes no file of the repository."""
     tasks = report_command.read_tasks(grid, limit=limit, model=None, data_dir=None)
     folder = grid.results / tasks[0].folder
     print()

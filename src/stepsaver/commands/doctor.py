@@ -13,7 +13,7 @@ from stepsaver.extras import missing_part
 
 HELP = "whether this machine is ready, and a checkpoint on it"
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub")
-OPTIONAL = ("lm_eval", "plotly", "submitit")  # one of each part
+OPTIONAL = ("lm_eval", "plotly", "submitit")  # one of each extra
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,5 @@
-"""`stepsaver foresee`: what the speed-ups of an experiment would be on devices that we do not have. Projected, all of
-it, from counted steps and data sheets; `here` projects onto the machine that was measured, beside what it measured.
+"""`stepsaver foresee`: what the speed-ups of an experiment would be on devices that we do not have. All of it is
+projected, from counted steps and data sheets; `here` projects onto the machine that ran it, beside what was measured.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def _batches(text: str) -> list[int]:
 
 
 class Stored(NamedTuple):
-    """What there is of a task."""
+    """What is stored of a task."""
 
     chosen: Chosen
     summaries: "dict[str, Summary]"
@@ -109,7 +109,7 @@ def _rows(stored: Stored, device: str, shape: str, batches: list[int]) -> list[d
 
 
 def _compared(stored: Stored, costs: "RowCosts", where: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each config beside its baseline. On the machine that ran them, forwards are as full as they were there."""
+    """Returns each config beside its baseline. On the machine that ran them, forwards are as full as they were."""
     from stepsaver.bench.judging.foresight import foreseen_seconds
 
     batch = where["batch"]

@@ -119,7 +119,7 @@ def read_prompts(options: argparse.Namespace, opened: "OpenModel") -> "list[Prom
 
 
 def _encoded_prompts(options: argparse.Namespace, opened: "OpenModel") -> "Iterator[Prompt]":
-    """The prompts as ids, checked against the model before its weights are read."""
+    """Yields the prompts as ids, checked against the model before its weights are read."""
     from stepsaver.engine.prompt import Prompt, check_prompt
     from stepsaver.evaluation.encoding import encode_prompt
 
@@ -174,7 +174,7 @@ def _sample(completion: "Completion", tokenizer: "TextTokenizer | None") -> dict
 
 
 def for_terminal(text: str) -> str:
-    """A model's text with its control characters shown: a terminal would obey them."""
+    """Returns a model's text with its control characters escaped: a terminal would obey them."""
     return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
 
 

@@ -17,7 +17,7 @@ def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.experiment.template import filled_files
 
     if not re.fullmatch(r"[A-Za-z0-9][\w-]*", options.name):
-        raise UsageError(f"{options.name!r} is no name for a folder; letters, digits, _ and -")
+        raise UsageError(f"{options.name!r} cannot be the name of a folder; use letters, digits, _ and -")
     folder = experiments_folder() / options.name
     if folder.exists():
         raise UsageError(f"{folder} exists already")

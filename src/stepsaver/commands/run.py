@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _resources(options: argparse.Namespace, stored: "Resources") -> "Resources":
-    """The file's, with what was given on the command line."""
+    """Returns the file's resources, with what was given on the command line."""
     from pydantic import ValidationError
 
     given = {name: getattr(options, name) for name in RESOURCES if getattr(options, name) is not None}
@@ -124,7 +124,7 @@ def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunRequest":
 
 
 def run_here(chosen: Chosen, request: "RunRequest") -> int:
-    """Runs what is missing in this process and shows the results, of an experiment that may be in no file."""
+    """Runs what is missing in this process and shows the results. The experiment need not be in a file."""
     from stepsaver.bench.experiment.folders import logs_folder
     from stepsaver.bench.running.jobs import refuse_beside_jobs
     from stepsaver.bench.running.run import make_shards, prepare
@@ -168,7 +168,7 @@ def show_results(chosen: Chosen, request: "RunRequest", *, as_json: bool = False
 
 
 def _inert_lines(summaries: "list[Summary]") -> list[str]:
-    """The configs whose rules cannot act on the task, by name and with the reason."""
+    """Returns the configs whose rules cannot act on the task, by name and with the reason."""
     return [
         f"inert: {summary.config}: {each.rule}: {each.reason}"
         + (f"; taken over from {summary.equal_to}" if summary.equal_to else "")
@@ -178,7 +178,7 @@ def _inert_lines(summaries: "list[Summary]") -> list[str]:
 
 
 def _timing_lines(summaries: "list[Summary]") -> list[str]:
-    """What is to be known about the timings, and of chunks that were timed twice, which one counts."""
+    """Returns what one should know about the timings, and which timing counts of chunks that were timed twice."""
     from stepsaver.report.tables import timed_again
 
     shared = [summary.config for summary in summaries if summary.chunks_not_comparable]
@@ -189,7 +189,7 @@ def _timing_lines(summaries: "list[Summary]") -> list[str]:
 
 
 def _audit(chosen: Chosen, stream: TextIO) -> int:
-    """Says what is wrong with the results at the end of every run."""
+    """Prints what is wrong with the results, at the end of every run, and returns the exit code."""
     from stepsaver.bench.audit import audit, read_evidence
 
     is_invalid = False

@@ -1,4 +1,4 @@
-"""`stepsaver speed`: what the engine reaches on this machine, against its multiplications alone and its limits."""
+"""`stepsaver speed`: how fast the engine is here, against its multiplications alone and the machine's limit."""
 
 import argparse
 import json
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measure_rows(model: "Transformer", options: argparse.Namespace) -> dict[str, Any]:
-    """The profile that predictions are made of, printed as well unless JSON is wanted."""
+    """Measures the row costs that predictions are made from, and prints them unless JSON is wanted."""
     from stepsaver.bench.machine.measure_rows import measure_row_costs
     from stepsaver.report.machine_blocks import COLUMNS, costs_rows, costs_text
     from stepsaver.report.tables import plain_table

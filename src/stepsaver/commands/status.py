@@ -1,4 +1,4 @@
-"""`stepsaver status`: what is done, a tick per config and the samples stored; and the jobs that are at it."""
+"""`stepsaver status`: what is done, with a check mark and the stored samples of each config; and the jobs at work."""
 
 import argparse
 import json
@@ -55,7 +55,7 @@ def _rows(chosen: Chosen) -> list[dict[str, Any]]:
 
 
 def _states(chosen: Chosen, folder: str) -> dict[str, dict[str, Any]]:
-    """By config: what is stored of a task, or else what was committed of it."""
+    """Returns, by config, what is stored of a task, or else what was committed of it."""
     names = [config.name for config in chosen.experiment.configs]
     stored = {name: _state(chosen.results / folder / name) | {"source": "results"} for name in names}
     if any(state["samples"] or state["done"] for state in stored.values()):

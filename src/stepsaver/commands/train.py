@@ -1,4 +1,4 @@
-"""`stepsaver train`: the recipe of the embedded model."""
+"""`stepsaver train`: trains the embedded model by its recipe."""
 
 import argparse
 

@@ -21,14 +21,14 @@ NO_SAMPLES = "samples are not part of the artifacts"
 
 
 def artifacts_folder(experiment: Experiment, results: Path) -> Path:
-    """As results are laid out: another model than the experiment's own has a folder of its own."""
+    """Returns a folder laid out like the results: another model than the experiment's own has a folder of its own."""
     folder = experiment.folder.resolve()
     return folder / "artifacts" / results.resolve().relative_to(folder / "results")
 
 
 def save_artifacts(task: ReportTask) -> Path:
-    """Writes a task's summaries and findings. Configs that were never run are left out, and a clone says so of them;
-    those that are run in part are refused, for nobody could tell later.
+    """Writes a task's summaries and findings, and returns their folder. Configs that were never run are left out, and a
+    clone says so; those that are run in part are refused, because nobody could tell later.
     """
     if task.source == "artifacts":
         raise UsageError(f"{task.folder} has no results here; its artifacts are all there is")
@@ -57,7 +57,7 @@ def _line(content: dict[str, Any]) -> str:
 
 
 def read_artifacts(experiment: Experiment, results: Path, folder: str) -> ReportTask | None:
-    """The task as it was saved; None if nothing was."""
+    """Returns the task as it was saved; None if nothing was."""
     saved = artifacts_folder(experiment, results) / folder
     cells = [_read_cell(config, read_json(saved / f"{config.name}.json")) for config in experiment.configs]
     if not any(cell.summary for cell in cells):

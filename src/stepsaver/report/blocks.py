@@ -9,7 +9,7 @@ TableEntry = dict[str, Any]
 
 
 def cell(text: str, value: float | str | None = None, *, small: str = "", tone: str = "") -> TableEntry:
-    """A table's cell: what it says, what it is sorted by, an interval or remark beside it, and its colour."""
+    """Returns an entry of a table: its text, what it is sorted by, an interval or remark beside it, and its colour."""
     found: TableEntry = {"text": text}
     if value is not None and (isinstance(value, str) or isfinite(value)):
         found["value"] = value
@@ -21,7 +21,7 @@ def cell(text: str, value: float | str | None = None, *, small: str = "", tone: 
 
 
 def number(value: float | None, form: str, *, small: str = "", factor: float = 1.0, suffix: str = "") -> TableEntry:
-    """A number, or a dash where there is none."""
+    """Returns an entry with a number, or a dash if there is none."""
     if value is None or not isfinite(value):
         return cell("–")
     return cell(format(factor * value, form) + suffix, value, small=small)
@@ -56,7 +56,7 @@ def figure(title: str, content: dict[str, Any], *, caption: str = "", name: str 
 
 
 def notes(title: str, items: Sequence[tuple[str, str]], *, nothing: str = "", name: str = "") -> Block:
-    """Lines with a level each (invalid, remark, ...); `nothing` says that there are none."""
+    """Returns lines with a level each (invalid, remark, ...); `nothing` is shown if there are none."""
     return {
         "kind": "notes",
         "title": title,

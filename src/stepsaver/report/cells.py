@@ -69,7 +69,7 @@ class ReportTask:
 
     @property
     def model(self) -> str:
-        """As it was asked for; another model than the experiment's own has a folder under its name."""
+        """The model's name as it was given; another model than the experiment's own has a folder under its name."""
         is_own = self.results.resolve() == self.experiment.folder.resolve() / "results"
         return self.experiment.spec.model if is_own else self.results.name.replace("__", "/")
 
@@ -82,7 +82,7 @@ class ReportTask:
         return [cell.summary for cell in self.cells if cell.summary is not None]
 
     def by_baseline(self) -> list[tuple[ReportCell | None, list[ReportCell]]]:
-        """What is done: each baseline, if it is, with the configs that are compared with it."""
+        """Returns what is done: each baseline, None if it is not, with the configs that are compared with it."""
         done = {cell.name: cell for cell in self.done}
         names = self.experiment.baselines
         groups = {name: [each for each in done if self.experiment.baseline_of(each) == name] for name in names}
@@ -99,7 +99,7 @@ class ReportTask:
 
 
 def read_report_task(experiment: Experiment, results: Path, folder: str, documents: TaskDocuments) -> ReportTask:
-    """Reads a task's cells. Nothing that is damaged or not there keeps the rest from being shown."""
+    """Reads a task's cells. One that is damaged or missing does not keep the rest from being shown."""
     stored = read_evidence(experiment, results, folder)
     by_name = {cell.name: cell for cell in stored.cells}
     whole = max((cell.summary.samples for cell in stored.cells if cell.summary), default=None)
@@ -139,7 +139,7 @@ def _finished(
 
 
 def read_report_cell(config: ConfigSpec, folder: Path, documents: TaskDocuments) -> ReportCell | None:
-    """A finished run that stands elsewhere, such as under `previous/`; None if that is not what is there."""
+    """Reads a finished run that is elsewhere, such as under `previous/`; None if that is not what is there."""
     stored, summary = read_run(folder), read_summary(folder / SUMMARY)
     if stored is None or summary is None or summary.run_id != stored.run_id:
         return None
@@ -148,7 +148,7 @@ def read_report_cell(config: ConfigSpec, folder: Path, documents: TaskDocuments)
 
 
 def _findings(task: TaskEvidence) -> tuple[Finding, ...]:
-    """The audit of what is finished; what is not would only be found to lack samples."""
+    """Returns the audit of what is finished; unfinished cells would only be found to lack samples."""
     try:
         return tuple(audit(task)) if task.cells else ()
     except UsageError as error:
@@ -174,7 +174,7 @@ def _state(cell: CellEvidence | None, folder: Path, whole: int | None, *, is_liv
 
 
 def _is_locked(results: Path) -> bool:
-    """Whether the process that last took the folder's lock still lives on this machine."""
+    """Whether the process that last took the folder's lock still runs on this machine."""
     try:
         process, _, machine = (results / ".lock").read_text(encoding="utf-8").partition(" on ")
         if machine not in ("", platform.node()):

@@ -17,7 +17,7 @@ PREVIOUS = "previous"
 
 @dataclass(frozen=True)
 class Other:
-    """`results` is another folder of results; without one, `run` names what stands in `previous/` of the same."""
+    """What is compared with: another folder of `results`, or with `run`, a run in `previous/` of the same folder."""
 
     name: str
     experiment: Experiment
@@ -25,7 +25,7 @@ class Other:
     run: str | None = None
 
     def read(self, folder: str, documents: TaskDocuments) -> ReportTask | None:
-        """The other side of a task, if it has one."""
+        """Returns the other side of a task, if it has one."""
         if self.run is not None:
             return self._previous(folder, documents)
         task = read_report_task(self.experiment, self.results, folder, documents)
@@ -46,7 +46,7 @@ def _age(path: Path) -> float:
 
 
 def find_other(experiment: Experiment, results: Path, name: str) -> Other:
-    """By name: of an experiment, of a model with results, of a run, or `previous` for the last run of each config."""
+    """Finds it by the name of an experiment, of a model with results or of a run; `previous`: each config's last."""
     if name in experiment_names() or (Path(name) / FILE).exists():
         other = find_experiment(name)
         return Other(other.name, other, results_folder(other, other.spec.model))

@@ -1,6 +1,6 @@
 """The documents that stored answers are about: question, expected answer, subject.
 
-Where a task cannot be had on this machine, or its prompts are no longer those that were answered, the answers are shown
+If a task is not available on this machine, or its prompts are no longer those that were answered, the answers are shown
 without questions.
 """
 
@@ -37,7 +37,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskDocuments:
-    """The documents of a task in its order; none, and the reason, where they cannot be had."""
+    """The documents of a task in its order; none, and the reason, if they are not available."""
 
     documents: dict[DocumentKey, Document] = field(default_factory=dict)
     why_not: str = ""
@@ -49,7 +49,7 @@ class TaskDocuments:
         return all(self.digests.get(record.key, record.digest) == record.digest for record in records)
 
     def by_subject(self, scores: dict[DocumentKey, float]) -> dict[str, tuple[float, int]]:
-        """Right answers and all answers of each subject, where the task has subjects."""
+        """Returns right answers and all answers of each subject, if the task has subjects."""
         if not any(document.subject for document in self.documents.values()):
             return {}
         values: dict[str, list[float]] = defaultdict(list)
@@ -63,7 +63,7 @@ def without_documents(why: str) -> TaskDocuments:
 
 
 class _Prompter:
-    """As much of a model as the building of prompts asks for: its tokenizer, if that is at hand."""
+    """As much of a model as it takes to build prompts: its tokenizer, if that is on this machine."""
 
     def __init__(self, tokenizer: TextTokenizer | None) -> None:
         self.text_tokenizer = tokenizer
@@ -75,7 +75,7 @@ class _Prompter:
 
 
 def _tokenizer_at_hand(model: str) -> TextTokenizer | None:
-    """A model's tokenizer from this machine: nobody downloads a model to read a report."""
+    """Returns a model's tokenizer if it is on this machine: nobody downloads a model to read a report."""
     if model == EMBEDDED or Path(model).expanduser().is_dir():
         return TextTokenizer(resolve_model(model))
     cached = try_to_load_from_cache(model, "tokenizer_config.json")
@@ -91,7 +91,7 @@ def read_documents(
     data_dir: Path | None = None,
     identity: Identity | None = None,
 ) -> TaskDocuments:
-    """`identity` is of the run whose documents they are: its shots, metric and limits, which the file may not say."""
+    """Returns a task's documents. `identity` is their run's: shots, metric and limits may not be the file's."""
     spec, ran = experiment.spec, identity.as_json() if identity else {}
     shots = ran.get("num_fewshot")
     task_options = TaskOptions(
@@ -144,7 +144,7 @@ def _by_document(member: Any) -> Iterator[tuple[int, list[Any]]]:
 
 
 def answer_texts(records: Sequence[RequestRecord], documents: TaskDocuments) -> dict[DocumentKey, str]:
-    """What a reader is shown of each document's answer: the text, or the choices with their log-likelihoods."""
+    """Returns what a reader is shown of each document's answer: the text, or the choices with their log-likelihoods."""
     grouped: dict[DocumentKey, list[RequestRecord]] = defaultdict(list)
     for record in records:
         grouped[DocumentKey(record.key.task, record.key.document)].append(record)

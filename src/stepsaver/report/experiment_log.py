@@ -20,7 +20,7 @@ class LogEntry:
     logs: str
 
     def lines(self) -> list[tuple[str, str, tuple[str, ...]]]:
-        """Label, text and the lines below it."""
+        """Returns label, text and the lines below it."""
         return [
             ("Task", self.task, ()),
             ("Configuration", "", self.configuration),
@@ -64,7 +64,7 @@ def _configuration(task: ReportTask, first: Summary) -> list[str]:
 
 
 def _results(task: ReportTask) -> list[str]:
-    """Each baseline, and what is best of the configs that are compared with it in each respect; controls aside."""
+    """Returns each baseline, and in each respect the best of the configs compared with it, without controls."""
     accuracy, rates, ups = [], [], []
     for base, compared in task.by_baseline():
         others = [each.summary for each in compared if each.summary is not None and not is_control(each.summary)]

@@ -40,7 +40,7 @@ def experiment_page(
     traces: Mapping[str, TraceLink] | None = None,
     unfinished: Sequence[str] = (),
 ) -> str:
-    """`others` and `traces` are by the task's folder; `unfinished` are tasks of which no config is done."""
+    """Returns the page. `others` and `traces` are by the task's folder; `unfinished` are tasks with no config done."""
     tabs, samples = [], {}
     for task in tasks:
         other = (others or {}).get(task.folder)
@@ -67,7 +67,7 @@ def experiment_page(
 
 
 def _qualified(task: ReportTask, sentence: str) -> str:
-    """No verdict stands alone on results that the audit finds fault with."""
+    """Returns the verdict's sentence, with a warning if the audit finds fault with the results."""
     faults = sum(finding.level == "invalid" for finding in task.findings)
     return (
         f"{sentence} The audit finds {faults} fault{'s' * (faults > 1)} with these results, see below."
@@ -77,7 +77,7 @@ def _qualified(task: ReportTask, sentence: str) -> str:
 
 
 def _criterion(experiment: Experiment) -> str:
-    """What was asked, in a sentence; configs of one baseline that are asked for the same are named together."""
+    """Returns what was asked, in a sentence; every baseline is named once for each criterion."""
     configs = [each.name for each in experiment.configs if each.name not in experiment.baselines]
     asked = dict.fromkeys((experiment.baseline_of(name), experiment.success_of(name)) for name in configs)
     bounds = [

@@ -1,4 +1,4 @@
-"""What rows take on the machines that a task was run on: what `predicted here` is made of."""
+"""The row costs of the machines that a task was run on, from which `predicted here` is computed."""
 
 from stepsaver.engine.row_costs import RowCosts
 from stepsaver.report.blocks import Block, cell, number, table
@@ -8,7 +8,7 @@ COLUMNS = ("rows", "forward", "attention of a layer", "MLP of a layer", "head", 
 
 
 def machine_blocks(task: ReportTask) -> list[Block]:
-    """A table per session that measured; none where timings cannot be compared."""
+    """Returns a table per session that measured row costs; sessions whose timings cannot be compared did not."""
     return [_costs_table(session, costs) for session, costs in task.row_costs.items()]
 
 
@@ -21,7 +21,7 @@ def _costs_table(session: str, costs: RowCosts) -> Block:
 
 
 def costs_rows(costs: RowCosts) -> list[tuple[int, float, float, float, float, float]]:
-    """By number of rows, the seconds of each part and of a forward of all layers."""
+    """Returns, by number of rows, the seconds of each part and of a forward of all layers."""
     wholes = map(costs.whole_forward, costs.rows)
     return list(zip(costs.rows, costs.forward, costs.attention, costs.mlp, costs.head, wholes, strict=True))
 
@@ -34,7 +34,7 @@ def _caption(costs: RowCosts) -> str:
 
 
 def costs_text(costs: RowCosts) -> str:
-    """All but the curves."""
+    """Returns all but the curves, in words."""
     return (
         f"{costs.device}, {costs.threads} threads, {costs.dtype}, weights of {costs.weights}; {costs.shape}. "
         f"Planning takes {1e6 * costs.tick:.0f} µs a tick, {1e6 * costs.sample:.0f} µs a sample and "

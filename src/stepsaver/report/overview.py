@@ -25,7 +25,7 @@ LEAD = "What has been measured, what holds, what is known to be wrong, and what 
 
 
 class Pending(NamedTuple):
-    """What is still to be done, the most urgent first."""
+    """Something that is still to be done."""
 
     priority: str  # one of PRIORITIES
     text: str
@@ -33,7 +33,7 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True)
 class Overview:
-    """What is stored of every experiment; `pending` is what is not."""
+    """What is stored of every experiment; `pending` is what is still to be done, the most urgent first."""
 
     tasks: list[ReportTask]
     pending: list[Pending]
@@ -65,7 +65,7 @@ def read_overview(*, limit: int | None, tasks: Sequence[str] | None, model: str 
 
 
 def _stored(experiment: Experiment, task: str, limit: int | None, model: str) -> ReportTask | None:
-    """The run with the limit that is asked for; else the full one, or the largest that there is."""
+    """Returns the run with the limit that is asked for; without one, the full run, or else the largest there is."""
     results = results_folder(experiment, model)
     limits = [limit] if limit is not None else [None, *stored_limits(results, task)]
     for each in limits:
@@ -110,7 +110,7 @@ def overview_page(overview: Overview) -> str:
 
 
 def known_issues(overview: Overview) -> list[tuple[str, str]]:
-    """What the audits found and what was discarded, the worst first."""
+    """Returns what the audits found and what was discarded, the worst first."""
     issues: list[tuple[str, str]] = [
         (finding.level, f"{task.experiment.name}, {task.folder}: {finding.message}")
         for task in overview.tasks
@@ -131,7 +131,7 @@ def _summary(overview: Overview) -> list[Block]:
 
 
 def metrics_table(overview: Overview) -> Block:
-    """The best of each benchmark over all experiments."""
+    """Returns the best of each benchmark over all experiments."""
     rows = []
     for name, tasks in overview.by_benchmark().items():
         cells = [(task, each) for task in tasks for each in task.done]
@@ -152,7 +152,7 @@ def metrics_table(overview: Overview) -> Block:
 
 
 def trade_off_table(overview: Overview) -> Block:
-    """Per experiment and benchmark: each baseline, and the best of what is compared with it by speed-up."""
+    """Returns, per experiment and benchmark, each baseline, and the fastest of the configs compared with it."""
     rows = []
     for task in overview.tasks:
         for baseline, compared in task.by_baseline():

@@ -33,7 +33,7 @@ class Parallelism(NamedTuple):
 
 
 def parallelism_of(summary: Summary) -> Parallelism | None:
-    """None of a task that is scored, and of a config that took no step."""
+    """Returns None for a config that has no tokens or took no denoising step."""
     cost = summary.cost
     tokens = summary.tokens_before_stop or summary.throughput.tokens
     forwards = sum(each["steps"] for kind, each in cost.by_kind.items() if kind not in ("prefill", "reused"))
@@ -49,10 +49,10 @@ def parallelism_of(summary: Summary) -> Parallelism | None:
 
 
 def accuracy_under_parallelism(points: Sequence[tuple[float, float]], best: float) -> float:
-    """AUP of pairs of TPF and accuracy in percent; `best` is the highest accuracy on the task.
+    """Returns the AUP of pairs of TPF and accuracy in percent; `best` is the highest accuracy on the task.
 
-    As d3LLM defines it (hao-ai-lab, 2025): the first point's area in full, then trapezoids over what is weighted by
-    min(exp(-3 (1 - y / best)), 1); points more than five below the first are left out.
+    As d3LLM defines it (hao-ai-lab, 2025): the first point's area in full, then trapezoids over accuracies y weighted
+    by min(exp(-3 (1 - y / best)), 1); points more than five below the first are left out.
     """
     ordered = sorted(points)
     kept = [(rho, y) for rho, y in ordered if y >= ordered[0][1] - MOST_LOSS]
@@ -65,7 +65,7 @@ def accuracy_under_parallelism(points: Sequence[tuple[float, float]], best: floa
 
 
 def sweeps(task: ReportTask) -> dict[str, list[Parallelism]]:
-    """By rules, the configs that differ in their threshold alone, where these are several."""
+    """Returns, by rules, the configs that differ in their threshold alone, if there are several."""
     found: dict[str, list[Parallelism]] = {}
     for each in task.done:
         measured = parallelism_of(each.summary) if each.summary else None
@@ -93,7 +93,7 @@ def aup_lines(task: ReportTask) -> list[str]:
 
 
 def parallelism_blocks(task: ReportTask) -> list[Block]:
-    """The table for a page; nothing of a task without denoising steps."""
+    """Returns the table for a page; nothing for a task without denoising steps."""
     rows = [
         [
             cell(each.config, each.config),
@@ -109,7 +109,7 @@ def parallelism_blocks(task: ReportTask) -> list[Block]:
 
 
 def parallelism_texts(task: ReportTask) -> list[tuple[str, ...]]:
-    """The same as text, a row per config."""
+    """Returns the same table as text, a row per config."""
     return [
         (
             each.config,

@@ -20,7 +20,7 @@ def read_stored_task(
     data_dir: Path | None = None,
     with_documents: bool = True,
 ) -> ReportTask | None:
-    """None if no config of the task is done."""
+    """Returns the task's results, else its artifacts; None if no config is done."""
     folder = task_folder(task, limit)
     stored = [read_run(results / folder / config.name) for config in experiment.configs]
     identity = next((each.identity for each in stored if each is not None), None)

@@ -12,7 +12,7 @@ from stepsaver.report.trace_page import content_hash, json_in_html, read_templat
 
 
 def report_page(title: str, lead: str, about: str, tabs: list[dict[str, Any]], samples: dict[str, Any]) -> str:
-    """A page of tabs. `samples`, by tab, are packed and only unpacked when a reader gets there."""
+    """Returns a page of tabs. `samples`, by tab, are packed, and unpacked only when a reader gets there."""
     style, script, plotly = read_template("report.css"), read_template("report.js"), get_plotlyjs()
     assert "</script" not in plotly.lower(), "the library's script can stand inside the page"
     document = {"title": title, "lead": lead, "about": about, "tabs": tabs}
@@ -27,6 +27,6 @@ def report_page(title: str, lead: str, about: str, tabs: list[dict[str, Any]], s
 
 
 def _packed(content: Any) -> str:
-    """JSON, gzipped, in letters that mean nothing to HTML."""
+    """Returns JSON, gzipped, in letters that mean nothing to HTML."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -8,7 +8,7 @@ WRITTEN = "<!-- written by `stepsaver report`; what is changed here is lost -->"
 
 
 def results_document(overview: Overview) -> str:
-    """What was measured: the best of each benchmark, accuracy against speed, and what is still to be run."""
+    """Returns what was measured: the best of each benchmark, accuracy against speed, and what is still to be run."""
     parts = ["# Experiment Results", WRITTEN]
     for title, block in (
         ("Performance Metrics Summary", metrics_table(overview)),
@@ -19,7 +19,7 @@ def results_document(overview: Overview) -> str:
 
 
 def status_document(overview: Overview) -> str:
-    """Where every experiment stands, what is known to be wrong, and what comes next."""
+    """Returns where every experiment stands, what is known to be wrong, and what comes next."""
     rows = [
         (
             task.experiment.name,

@@ -1,4 +1,4 @@
-"""`results.md` of an experiment: what stands between markers is generated, everything else is kept."""
+"""`results.md` of an experiment: what is between the markers is generated, everything else is kept."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ BEGIN, END = "<!-- tables -->", "<!-- /tables -->"
 
 
 def result_tables(tasks: Sequence[ReportTask], published: PublishedNumbers | None = None) -> str:
-    """Per task a heading, the verdict and two tables; then the entries of the experiment log."""
+    """Returns, per task, a heading, the verdict and the tables; then the entries of the experiment log."""
     parts = []
     for task in tasks:
         verdict, first = task.verdict(), task.summaries[0]
@@ -57,7 +57,7 @@ def update_results(
     *,
     published: PublishedNumbers | None = None,
 ) -> Path:
-    """Writes the tables between the markers, which are added where a page has none."""
+    """Writes the tables between the markers, which are added to a page without them. Returns the page's path."""
     path = path or experiment.folder / "results.md"
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else f"# Results: {experiment.name}\n"
@@ -68,7 +68,7 @@ def update_results(
 
 
 def with_tables(text: str, tables: str) -> str:
-    """A page with the tables between its markers, or after its text."""
+    """Returns a page with the tables between its markers, or after its text."""
     return put_between(text, BEGIN, END, tables) or f"{text.rstrip()}\n\n{BEGIN}\n{tables}\n{END}\n"
 
 

@@ -38,7 +38,7 @@ def browser_data(
 
 
 def browser_keys(task: ReportTask, other: ReportTask | None = None) -> list[DocumentKey]:
-    """The documents that anybody answered, in the order in which they are browsed."""
+    """Returns the documents that any config answered, in the order in which they are browsed."""
     cells = [*task.cells, *(other.cells if other else ())]
     records = (record for cell in cells for record in cell.records)
     return list(dict.fromkeys(DocumentKey(record.key.task, record.key.document) for record in records))

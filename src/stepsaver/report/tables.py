@@ -17,7 +17,7 @@ HEADINGS = {"k": "Reuse K", "layers": "Layer Subset"}  # what the source's compl
 
 
 def result_rows(summaries: list[Summary], verdict: Verdict) -> list[tuple[str, ...]]:
-    """A row per config. `predicted` is by operations, `predicted here` by what rows take on this machine; `left out`
+    """Returns a row per config. `predicted` is by operations, `predicted here` by this machine's row costs; `left out`
     is the share of its baseline's row-layers that were not computed.
     """
     outcomes = {each.config: each.outcome for each in verdict.configs}
@@ -25,7 +25,7 @@ def result_rows(summaries: list[Summary], verdict: Verdict) -> list[tuple[str, .
     first = next(iter(whole), None)
     rows = []
     for summary in summaries:
-        baseline = summary.baseline or first  # experiments of earlier versions had one
+        baseline = summary.baseline or first  # experiments of earlier versions had a single one
         outcome = outcomes.get(summary.config, "baseline")
         against = "" if summary.is_baseline or baseline == first else f", against {baseline}"
         rows.append(_row(summary, outcome + against, whole.get(baseline or "", 0)))
@@ -51,7 +51,7 @@ def _row(summary: Summary, outcome: str, whole: float) -> tuple[str, ...]:
 
 
 def rate_text(summary: Summary, form: str) -> str:
-    """Tokens per second as the median over chunks, with its interval."""
+    """Returns tokens per second as the median over chunks, with its interval."""
     rate = summary.rate
     return "-" if rate is None else f"{rate.value:{form}} [{rate.low:{form}}, {rate.high:{form}}]"
 
@@ -72,9 +72,9 @@ def markdown_table(rows: Sequence[tuple[str, ...]], columns: tuple[str, ...] = C
 
 
 def compared_settings(task: ReportTask) -> dict[str, dict[str, str]]:
-    """By config, the fields of its one rule that tell the configs of a task apart, and their values.
+    """Returns, by config, the fields of its one rule that tell the configs of a task apart, and their values.
 
-    Empty where configs are told by more than that: by several rules, rules of different kinds, or policies.
+    Empty if configs differ in more than that: in several rules, rules of different kinds, or policies.
     """
     rules = {cell.name: cell.config.parsed_rules() for cell in task.cells}
     kinds: set[Any] = {type(rule) for each in rules.values() for rule in each}  # dataclasses, all of them
@@ -86,20 +86,20 @@ def compared_settings(task: ReportTask) -> dict[str, dict[str, str]]:
 
 
 def complete_columns(task: ReportTask) -> tuple[str, ...]:
-    """Those of the source's complete results table; configs that no rule's fields tell apart name their rules."""
+    """Returns those of the source's complete results table, with `Rules` if no rule's fields tell the configs apart."""
     settings = next(iter(compared_settings(task).values()), {})
     what = [HEADINGS.get(name, name) for name in settings] or ["Rules"]
     return ("Config", *what, "Accuracy", "Throughput (tokens/s)", "Total Tokens", "Total Time (h)", "Notes")
 
 
 def complete_rows(task: ReportTask) -> list[tuple[str, ...]]:
-    """A row per config that is done."""
+    """Returns a row per config that is done."""
     outcomes = {each.config: f"{each.outcome}: {each.reason}" for each in task.verdict().configs}
     return [_complete_row(task, cell, outcomes) for cell in task.done]
 
 
 def timed_again(repeat: TimedAgain) -> str:
-    """Which of two timings of a chunk counts."""
+    """Says which of two timings of a chunk counts."""
     seconds, before = repeat.seconds, repeat.seconds_before
     return f"chunk {repeat.chunk} was timed again: {seconds:.2f} s count, not {before:.2f} s"
 

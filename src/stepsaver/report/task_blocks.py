@@ -18,7 +18,7 @@ TONES = {"confirmed": "good", "rejected": "bad", "running": "open", "failed": "b
 
 
 def task_blocks(task: ReportTask, *, other: ReportTask | None = None, other_name: str = "") -> list[Block]:
-    """Everything but the samples, which stand in a part of the page of their own."""
+    """Returns everything but the samples, which have a part of the page of their own."""
     drawn = [each for each in all_figures() if each is not first_figure and each.is_there(task)]
     blocks = [_first_figure(task, other, other_name)] if first_figure.is_there(task) else []
     blocks.append(result_table(task))
@@ -57,7 +57,7 @@ def result_table(task: ReportTask) -> Block:
 
 
 def _remark(task: ReportTask, each: ReportCell) -> str:
-    """What has to be known of a config's figures: whose answers they are, and another baseline than the usual one."""
+    """Returns what one must know about a config's figures: whose answers they are, and an unusual baseline."""
     equal, baseline = each.summary.equal_to if each.summary else None, task.experiment.baseline_of(each.name)
     is_usual = baseline in (task.experiment.spec.baseline, each.name)
     return ", ".join(filter(None, [f"equals {equal}" if equal else "", "" if is_usual else f"against {baseline}"]))
@@ -89,7 +89,7 @@ def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[Table
 
 
 def rate_entry(summary: Summary, form: str) -> TableEntry:
-    """Tokens per second as the median over chunks; a dash where nothing that can be compared was timed."""
+    """Returns tokens per second as the median over chunks; a dash if no timing can be compared."""
     rate = summary.rate
     return number(None, form) if rate is None else number(rate.value, form, small=interval(rate.low, rate.high, form))
 
@@ -99,7 +99,7 @@ def _state(each: ReportCell) -> TableEntry:
 
 
 def comparison_table(task: ReportTask, other: ReportTask, other_name: str) -> Block:
-    """Configs of one name side by side; those of one side only stand alone."""
+    """Returns configs of the same name side by side; those that only one side has stand alone."""
     here, there = ({each.name: each.summary for each in side.done} for side in (task, other))
     rows = []
     for name in dict.fromkeys([*here, *there]):
@@ -152,7 +152,7 @@ def _findings(task: ReportTask) -> Block:
 
 
 def provenance_blocks(task: ReportTask) -> list[Block]:
-    """What all configs share, and what each has of its own."""
+    """Returns what all configs share, and what each has of its own."""
     if not task.done:
         return []
     first = task.summaries[0]

@@ -1,4 +1,4 @@
-"""A decode as data for those who look at it: a frame per step, as JSON that a page can hold.
+"""A decode as data to look at: a frame per step, as JSON that a page can hold.
 
 A `TraceRecorder` watches the denoising steps. What it cannot see, prefills and commits, is in the completion's steps.
 """
@@ -41,7 +41,7 @@ class Layers(NamedTuple):
 
 
 class Totals(TypedDict):
-    """Of the sample, up to and with this frame. Row-layers are rows summed over layers."""
+    """The sample's totals up to this frame, including it. Row-layers are rows summed over layers."""
 
     tokens: int
     forwards: int
@@ -66,7 +66,7 @@ class Frame(TypedDict):
     accepted: str  # of a verification: drafted rows that it would have written itself
     rejected: str  # and those that it would not, or that come after one
     layers: list[Layers]
-    positions: list[int]  # of the text, that became known in this frame
+    positions: list[int]  # in the text, whose tokens became known in this frame
     totals: Totals
 
 
@@ -140,7 +140,7 @@ class TraceRecorder:
         )
 
     def runs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> list[Run]:
-        """The runs of completions in the order of their prompts."""
+        """Returns the runs of completions in the order of their prompts."""
         return [self._run(prompt, each) for prompt, each in zip(prompts, completions, strict=True)]
 
     def _run(self, prompt: Sequence[int], completion: Completion) -> Run:
@@ -203,7 +203,7 @@ def _denoising_frame(step: SampleStep, seen: _Seen) -> Frame:
 
 
 def _verified(seen: _Seen) -> tuple[Rows, Rows]:
-    """The drafted rows that a verification kept and those that it threw away.
+    """Returns the drafted rows that a verification kept and those that it threw away.
 
     Its first row is the last known one, and the row after its last one was not drafted.
     """
@@ -258,7 +258,7 @@ _NO_TOTALS = Totals(tokens=0, forwards=0, attention_run=0, attention_reused=0, m
 
 
 def first_difference(prompt: Sequence[int], runs: Sequence[Run]) -> Difference | None:
-    """Where two runs part, in the order in which they were decoded: later rows may be revealed before earlier ones."""
+    """Returns where two runs first differ, in the order of decoding: later rows may be revealed before earlier ones."""
     if len(runs) < 2:
         return None
     one, other = (run["ids"] for run in runs)
@@ -299,7 +299,7 @@ def trace_document(
 
 
 def _tokens(samples: Sequence[TracedSample], mask_id: int) -> Iterator[int]:
-    """Every token with a text of its own; the mask of a model that has none has no text either."""
+    """Yields every token but the mask, which has no text if the model's tokenizer does not know it."""
     for sample in samples:
         yield from sample["prompt"]
         for run in sample["runs"]:

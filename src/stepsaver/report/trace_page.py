@@ -23,7 +23,7 @@ def trace_page(document: TraceDocument) -> str:
 
 
 def json_in_html(document: Any) -> str:
-    """JSON that cannot end the script element it stands in, nor open a comment or an entity."""
+    """Returns JSON that cannot end the script element it is in, nor open a comment or an entity."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -33,5 +33,5 @@ def read_template(name: str) -> str:
 
 
 def content_hash(text: str) -> str:
-    """What the page's content security policy allows to run: this text and nothing else."""
+    """Returns the hash with which the page's content security policy allows this text to run, and nothing else."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -26,7 +26,7 @@ class TracedSamples:
 
 
 def config_to_trace(task: ReportTask, name: str | None) -> ConfigSpec:
-    """The named config, or the fastest one that is done; what is left to see is what reuse does."""
+    """Returns the named config, or the fastest one that is done, controls aside: they show nothing of reuse."""
     experiment = task.experiment
     if name is not None:
         return experiment.config(name)
@@ -64,7 +64,7 @@ def write_traces(
 
 
 def _decode(engine: Engine, tokenizer: TextTokenizer, prompt: list[int], parameters: GenerationParameters) -> Run:
-    """One sample alone, as the evaluation decodes it: its text does not depend on a batch."""
+    """Decodes one sample alone, with the evaluation's settings: its text does not depend on a batch."""
     recorder = TraceRecorder(engine)
     stops = StopStrings(tokenizer, parameters.until, block_size=engine.decoding.block_size)
     completions = list(

@@ -20,7 +20,7 @@ def tuning_page(document: Mapping[str, Any]) -> str:
         items = [(name.replace("_", " "), _text(value)) for name, value in shown.items()]
         blocks.insert(1, facts("Recipe", items, name="recipe"))
     lead = (
-        f"Problems that were searched on are never confirmed on. At most {document['max_drop']:g} points of {of}; "
+        f"No problem is used both to search and to confirm. At most {document['max_drop']:g} points of {of}; "
         "every interval is paired with plain decoding on the same problems."
     )
     about = f"stepsaver tune · model {document['model']} · batch size {document['batch_size']}"
@@ -34,7 +34,7 @@ def drop_name(document: Mapping[str, Any]) -> str:
 
 
 def frontier(candidates: Sequence[Row]) -> list[Row]:
-    """The candidates that no other one beats in both, the fastest last."""
+    """Returns the candidates that no other one beats in both speed-up and drop, the fastest last."""
     front: list[Row] = []
     for each in sorted(candidates, key=lambda one: (-one["speed_up"], one["drop_points"])):
         if not front or each["drop_points"] < front[-1]["drop_points"]:

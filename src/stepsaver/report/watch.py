@@ -17,7 +17,7 @@ from stepsaver.engine.plan import LayerRows, LayerRun
 from stepsaver.engine.rows import first_row
 from stepsaver.engine.state import Sample
 
-TEXT_TOKENS, TEXT_LINES = 400, 8  # of the text's end
+TEXT_TOKENS, TEXT_LINES = 400, 8  # that are shown of the text's end
 MASK, HIDDEN = "░", "┄"
 COMPUTED, CHANGED, PARTLY, REUSED, KEYS, SKIPPED = "blue", "dark_orange", "cyan", "green", "grey50", "grey23"
 REVEALED = "bold black on yellow"
@@ -78,7 +78,7 @@ class Watch:
         )
 
     def _words(self, event: StepEvent) -> Text:
-        """The end of the text, from the prompt into the block."""
+        """Returns the end of the text, from the prompt into the block."""
         sample = event.sample
         words = Text()
         start = max(0, len(sample.context) - TEXT_TOKENS)
@@ -97,7 +97,7 @@ class Watch:
         return Text("\n").join(words.wrap(console, console.width)[-TEXT_LINES:])
 
     def _printable(self, token: int) -> str:
-        """The token's text without anything that a terminal would obey."""
+        """Returns the token's text without anything that a terminal would obey."""
         return "".join(
             each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in self._text(token)
         )
@@ -157,7 +157,7 @@ def _row_mark(event: StepEvent, row: int, width: int) -> tuple[str, str]:
 
 
 def _confidence_style(confidence: float) -> str:
-    """The surer, the brighter; dark where no step has computed it."""
+    """Returns a colour: the surer, the brighter; dark if no step has computed the confidence."""
     level = 100 + int(155 * confidence) if confidence == confidence else 100
     return f"rgb({level // 2},{level * 3 // 4},{level})"
 

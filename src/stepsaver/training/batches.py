@@ -18,7 +18,7 @@ MOST_BLOCKS = 4
 
 @dataclass(frozen=True)
 class Sample:
-    """A problem as tokens, filled up with stop tokens to whole blocks. The answer ends with its stop token."""
+    """A problem as tokens, padded with stop tokens to whole blocks. The answer ends with its stop token."""
 
     tokens: list[int]
     answer_start: int
@@ -34,7 +34,7 @@ class Sample:
         return self.tokens[index * self.block_size : (index + 1) * self.block_size]
 
     def next_tokens(self, index: int) -> list[int]:
-        """What the rows of a block predict. After the last block nothing is known."""
+        """Returns what the rows of a block predict. After the last block nothing is known."""
         start = index * self.block_size + 1
         following = self.tokens[start : start + self.block_size]
         return [*following, *([NO_TARGET] * (self.block_size - len(following)))]
@@ -49,7 +49,7 @@ def encode(problem: Problem, tokenizer: Tokenizer, *, block_size: int, weight: f
 
 
 def draw(random: Random, recipe: Recipe, *, step: int, split: Split) -> Problem:
-    """A problem of any task, tasks in the recipe's proportion."""
+    """Returns a problem of any task, with the tasks in the recipe's proportion."""
     share = recipe.word_problem_share(step)
     others = (1 - share) / 2
     makers: list[Maker] = [
@@ -64,7 +64,7 @@ def draw(random: Random, recipe: Recipe, *, step: int, split: Split) -> Problem:
 
 
 def make_batch(recipe: Recipe, tokenizer: Tokenizer, *, step: int, stage: Stage, split: Split = "train") -> Units:
-    """The units of one step. They depend on the seed and the step alone, so a resumed run sees what it would have."""
+    """Returns the units of one step. They depend on seed and step alone, so a resumed run sees the same ones."""
     random = Random(f"{recipe.seed}:{split}:{step}")
     sheet = Sheet(recipe.block_size, MOST_BLOCKS)
     capacity = recipe.units(stage)
@@ -118,7 +118,9 @@ def add_causal(sheet: Sheet, sample: Sample, recipe: Recipe) -> None:
 
 
 def add_clean(sheet: Sheet, sample: Sample) -> list[int]:
-    """The context of the noisy units. A block's last row predicts the first token of the next block."""
+    """Adds the context of the noisy units, and returns its numbers. A block's last row predicts the next block's first
+    token.
+    """
     clean: list[int] = []
     for block in range(sample.blocks - 1):
         answer_follows = (block + 1) * sample.block_size >= sample.answer_start
@@ -134,7 +136,7 @@ def add_clean(sheet: Sheet, sample: Sample) -> list[int]:
 def add_noisy(
     sheet: Sheet, sample: Sample, block: int, masked: list[bool], weights: list[float], *, earlier: list[int]
 ) -> int:
-    """One variant of a block. A masked row's loss stands at the row before it, which predicts it."""
+    """Adds one variant of a block, and returns its number. A masked row's loss is at the row that predicts it."""
     tokens = [MASK_ID if hidden else token for token, hidden in zip(sample.block(block), masked, strict=True)]
     return sheet.add(
         tokens, block=block, earlier=list(earlier), targets=sample.next_tokens(block), weights=[*weights[1:], 0.0]
@@ -142,10 +144,9 @@ def add_noisy(
 
 
 def variants(sample: Sample, block: int, recipe: Recipe, random: Random) -> list[tuple[list[bool], list[float]]]:
-    """Masks of one answer block, with the loss weight of every masked row.
+    """Returns masks of one answer block, with the loss weight of every masked row.
 
-    The first row of a block is never masked unless it belongs to the prompt's own block: decoding knows it from the
-    block before.
+    The first row of a block is never masked: it is part of the prompt, or decoding knows it from the block before.
     """
     start = block * sample.block_size
     first = max(sample.answer_start - start, 1)
@@ -164,7 +165,7 @@ def variants(sample: Sample, block: int, recipe: Recipe, random: Random) -> list
 def _decoding_variant(
     sample: Sample, block: int, sub_block: int, first: int, recipe: Recipe, random: Random
 ) -> tuple[list[bool], list[float]]:
-    """Earlier sub-blocks shown, a part of this one masked, later ones masked."""
+    """Returns a mask that shows earlier sub-blocks, masks some of this one and all of the later ones."""
     size, rows = recipe.sub_block_size, sample.block_size
     current = range(max(first, sub_block * size), (sub_block + 1) * size)
     hidden = _hidden_rows(current, random)
@@ -178,7 +179,7 @@ def _decoding_variant(
 
 
 def _hidden_rows(current: range, random: Random) -> set[int]:
-    """All rows, all from some row on, or any of them: decoding reveals roughly from the left, but jumps."""
+    """Returns all rows, all from some row on, or any of them: decoding reveals roughly from the left, but jumps."""
     kind = random.random()
     if kind < 0.25:
         return set(current)
@@ -209,7 +210,9 @@ def _complementary_variants(
 
 
 def _weight(sample: Sample, position: int, recipe: Recipe) -> float:
-    """The loss weight of a token by its position: the answer counts, padding a little, the prompt and the end not."""
+    """Returns the loss weight of a token by its position: the answer counts, padding a little, the prompt not at all,
+    nor what comes after the last block.
+    """
     if position < sample.answer_start or position >= len(sample.tokens):
         return 0.0
     return sample.weight * (1.0 if position < sample.answer_end else recipe.padding_weight)

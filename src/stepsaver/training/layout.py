@@ -32,7 +32,7 @@ class Units(NamedTuple):
     weights_UR: Tensor  # 0 where there is no loss
 
     def mask(self) -> Tensor:
-        """Which keys each row sees: [U, 1, R, C * R]."""
+        """Returns which keys each row sees: [U, 1, R, C * R]."""
         units, rows = self.tokens_UR.shape
         slots = self.context_UC.shape[1]
         earlier = self.visible_UC[:, None, :-1, None].expand(units, rows, slots - 1, rows)
@@ -67,7 +67,7 @@ class Sheet:
         weights: list[float],
         causal: bool = False,
     ) -> int:
-        """Adds a unit that sees the units `earlier`, and gives its number."""
+        """Adds a unit that sees the units `earlier`, and returns its number."""
         assert len(tokens) == len(targets) == len(weights) == self.rows
         assert len(earlier) == block < self.slots
         self.tokens.append(tokens)
@@ -79,7 +79,7 @@ class Sheet:
         return len(self) - 1
 
     def units(self, count: int) -> Units:
-        """The tensors, filled up with units without loss to the fixed count that the compiled step wants."""
+        """Returns the tensors, padded with units without loss to the fixed count that the compiled step needs."""
         assert len(self) <= count, f"{len(self)} units do not fit {count}"
         spare = count - len(self)
         contexts = [*self.contexts, *([[]] * spare)]

@@ -21,7 +21,7 @@ STATE_FILE = "state.pt"
 LOG_FILE = "log.jsonl"
 Watcher = Callable[[dict[str, Any]], None]
 
-# What may differ between a saved run and the run that goes on with it, as long as the steps done stay the same.
+# What may differ between a saved run and the run that continues it, as long as the steps done stay the same.
 LENGTHS = {"autoregressive_steps", "joint_steps", "rates", "decay_start", "decay_steps", "finish_steps"}
 CONVENIENCES = {"save_every", "check_every", "threads"}
 
@@ -120,7 +120,7 @@ def new_optimizer(model: Transformer, recipe: Recipe) -> torch.optim.AdamW:
 
 
 def save_run(run: Run, out: Path) -> None:
-    """Writes the state beside, then renames it, so that a stop at any moment leaves a whole one."""
+    """Writes the state to a file beside it, then renames that, so that a stop at any moment leaves a whole state."""
     state = {
         "recipe": asdict(run.recipe),
         "model": run.model.state_dict(),
@@ -134,7 +134,7 @@ def save_run(run: Run, out: Path) -> None:
 
 
 def resumed_run(out: Path, recipe: Recipe, tokenizer: Tokenizer) -> Run:
-    """The saved run. Its log is cut after the saved step, so that no step stands there twice."""
+    """Returns the saved run. Its log is cut after the saved step, so that no step is in it twice."""
     path = out / STATE_FILE
     if not path.exists():
         raise UsageError(f"no training to resume in {out}")
@@ -149,7 +149,7 @@ def resumed_run(out: Path, recipe: Recipe, tokenizer: Tokenizer) -> Run:
         lines = read_log(out)[: state["step"]]
     except UsageError:
         raise
-    except Exception as error:  # a damaged file can make the reader of such files raise anything
+    except Exception as error:  # reading a damaged file can raise anything
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(f"the training in {out} is damaged and cannot go on: {reason}") from None
     (out / LOG_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -157,7 +157,7 @@ def resumed_run(out: Path, recipe: Recipe, tokenizer: Tokenizer) -> Run:
 
 
 def _check_continues(state: dict[str, Any], recipe: Recipe, out: Path) -> None:
-    """Refuses a recipe under which the saved steps would have been others."""
+    """Refuses a recipe under which the saved steps would have been different."""
     saved = Recipe(**state["recipe"])
     changed = {name for name, value in asdict(recipe).items() if asdict(saved)[name] != value}
     done = range(state["step"])

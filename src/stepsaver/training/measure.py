@@ -19,14 +19,14 @@ from stepsaver.evaluation.embedded.tokenizer import prompt_text
 from stepsaver.evaluation.share_interval import Bounds, wilson_interval
 
 TOKEN_LIMITS = {word_problems.TASK: 96, instructions.TASK: 32}
-BATCH = 128  # tokens do not depend on it
+BATCH = 128  # the tokens do not depend on it
 CHOICES = 4
 EVERYTHING = "all subjects"
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How many of how many were right, and what decoding took."""
+    """How many were right, of how many, and what decoding took."""
 
     right: int
     count: int
@@ -62,7 +62,7 @@ def measure_generation(
     limit: int | None = None,
     batch: int = BATCH,
 ) -> Accuracy:
-    """Accuracy of plain decoding (no reuse) at a threshold, or autoregressive with blocks of one row for None."""
+    """Returns the accuracy of plain decoding (no reuse) at a threshold; None is autoregressive, one row a block."""
     decoding = resolve_decoding(model.config, block_size=1 if threshold is None else None)
     policy = Threshold() if threshold is None else Threshold(threshold)
     engine = Engine(model, policy=policy, batch_size=batch, decoding=decoding)
@@ -81,7 +81,9 @@ def measure_generation(
 def measure_choices(
     model: Transformer, tokenizer: Tokenizer, *, limit: int | None = None, batch: int = BATCH
 ) -> dict[str, Accuracy]:
-    """Accuracy of all subjects and of each: the choice with the highest log-likelihood along the decode trajectory."""
+    """Returns the accuracy of all subjects and of each: the choice with the highest log-likelihood along the decode
+    trajectory is the answer.
+    """
     documents = read_documents(questions.TASK, limit=limit)
     requests = [
         ScoreRequest(
@@ -106,7 +108,7 @@ def measure_choices(
 
 
 def tokens_per_step(trace: Trace) -> float:
-    """Revealed rows per denoising step of a sample; commits and prefills reveal at most a block's first row."""
+    """Returns revealed rows per denoising step of a sample; commits and prefills reveal at most a block's first row."""
     steps = [entry for entry in trace.entries if entry.kind in COMPUTED_STEPS]
     return sum(entry.revealed for entry in steps) / len(steps) if steps else 1.0
 

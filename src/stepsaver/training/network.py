@@ -1,4 +1,4 @@
-"""The engine's network under training: the same parts, mixed over units instead of caches."""
+"""The engine's network in training: the same parts, but attention is over units instead of caches."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,9 @@ class Losses(NamedTuple):
 
 
 def initial_model(config: ModelConfig, *, seed: int, deviation: float) -> Transformer:
-    """Normal weights; what writes to the residual stream is scaled down with the depth, biases are zero."""
+    """Returns a model with normal weights; those that write to the residual stream are scaled down with the depth, and
+    biases are zero.
+    """
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(config)
     with torch.no_grad():
@@ -37,7 +39,7 @@ def initial_model(config: ModelConfig, *, seed: int, deviation: float) -> Transf
 
 
 def unit_layer(layer: Layer, h_URD: Tensor, rotation: Rotation, context_UC: Tensor, mask: Tensor) -> Tensor:
-    """One layer over units: the keys and values of a unit's context slots stand one after another."""
+    """Runs one layer over units: the keys and values of a unit's context slots are put one after another."""
     queries, keys, values = layer.attention.project_rotated(h_URD, rotation)
     mixed = F.scaled_dot_product_attention(
         queries.transpose(1, 2),
@@ -54,7 +56,7 @@ compiled_unit_layer = torch.compile(unit_layer, dynamic=False)
 
 
 def unit_logits(model: Transformer, units: Units, *, compiled: bool = False) -> Tensor:
-    """The logits of every row of every unit: [U, R, V]."""
+    """Returns the logits of every row of every unit: [U, R, V]."""
     table = model.rotations(int(units.positions_UR.max()) + 1)
     rotation = table[units.positions_UR]
     mask = units.mask()

@@ -1,4 +1,4 @@
-"""The options of a training on the command line: `stepsaver train` and `python -m stepsaver.training`."""
+"""The flags of a training on the command line: `stepsaver train` and `python -m stepsaver.training`."""
 
 import argparse
 from dataclasses import fields, replace

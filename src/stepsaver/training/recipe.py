@@ -16,7 +16,7 @@ Stage = Literal["autoregressive", "joint"]
 
 STEP, SHARE, WEIGHT = Whole(0, 1 << 30), Real(-1e-9, 1), Real(-1e-9, 1e6)
 RATE = Real(0, 10)
-# What every number of a recipe may be.
+# The allowed range of every number of a recipe.
 RANGES: dict[str, Field] = {
     "seed": Whole(-(1 << 63), (1 << 63) - 1),
     "threads": Whole(1, max(2, os.cpu_count() or 1)),
@@ -69,12 +69,12 @@ class Recipe:
         (700, 1.5e-3),
         (2000, 1.2e-3),
         (3300, 1e-3),
-    )  # from which step on, which rate
+    )  # each from a step on
     final_rate: float = 2e-5
     warm_up_steps: int = 100
     decay_start: int = 3000  # of a cosine that would reach the final rate after `decay_steps`
     decay_steps: int = 1000
-    hard_start: int = 3300  # from which step on the word problems are as hard as the test's, without that cosine
+    hard_start: int = 3300  # from this step on the word problems are as hard as the test's, and that cosine has ended
     finish_steps: int = 400  # the last ones, over which the rate falls linearly
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.97)
@@ -84,13 +84,13 @@ class Recipe:
     joint_word_problem_share: float = 0.35
     hard_word_problem_share: float = 0.5
     short_weight: float = 2.0  # of the answers of the other two tasks, which have a fifth of the tokens
-    early_steps: int = 900  # with addends up to the following; then easier ones until `hard_start`
+    early_steps: int = 900  # with addends up to `early_largest_addend`; then easy problems until `hard_start`
     early_largest_addend: int = 9
     variants: int = 3  # noisy copies of an answer's block with masks as in decoding
     complementary_share: float = 0.35  # of the answer blocks that also get a pair of complementary random masks
     later_weight: float = 0.1  # of masked rows after the sub-block being decoded
     complementary_weight: float = 0.5
-    padding_weight: float = 0.1  # of the rows after the stop token, multiplying the above
+    padding_weight: float = 0.1  # of the rows after the stop token, multiplied with the weights above
 
     save_every: int = 100
     check_every: int = 100
@@ -100,7 +100,7 @@ class Recipe:
             if not allowed.holds(getattr(self, name)):
                 raise UsageError(f"{name} {shown(getattr(self, name))} is not {allowed.means}")
         if self.hidden % (2 * self.heads):
-            raise UsageError(f"{self.hidden} columns cannot be shared by {self.heads} heads of an even number each")
+            raise UsageError(f"{self.hidden} columns cannot be divided into {self.heads} heads of an even number each")
         if self.block_size % self.sub_block_size:
             raise UsageError(f"sub-block size {self.sub_block_size} does not divide the block size {self.block_size}")
         starts = [start for start, _ in self.rates]
@@ -128,20 +128,20 @@ class Recipe:
         return self.autoregressive_word_problem_share
 
     def difficulty(self, step: int) -> Difficulty:
-        """Of the word problems: a curriculum that ends with the difficulty of the test."""
+        """Returns the difficulty of the word problems: a curriculum that ends with the difficulty of the test."""
         if step >= self.hard_start:
             return HARD
         return SINGLE_DIGITS if step < self.early_steps else EASY
 
     def largest_addend(self, step: int) -> int:
-        """Of the arithmetic questions."""
+        """Returns the largest addend of the arithmetic questions."""
         return self.early_largest_addend if step < self.early_steps else LARGEST_ADDEND
 
     def rate(self, step: int) -> float:
         """Warm-up, constant rates from given steps on, a cosine until the hard problems, a linear fall at the end.
 
-        Only the fall depends on the number of steps to come, so a run can be made longer or shorter from any
-        checkpoint before it and equals a run that was planned that way.
+        Only the fall depends on the number of steps to come, so a training can be made longer or shorter from any
+        checkpoint before the fall, and then equals one that was planned that way.
         """
         rate = [rate for start, rate in self.rates if start <= step][-1] * min(1.0, (step + 1) / self.warm_up_steps)
         progress = min(1.0, max(0.0, (step - self.decay_start) / self.decay_steps)) if step < self.hard_start else 0.0

@@ -1,4 +1,4 @@
-"""Whether results can be trusted: each check is a file in `checks/`, from stored cells to findings, in plain words.
+"""Whether results can be trusted: each file in `checks/` turns stored cells into findings, in plain words.
 
 A record is never compared with itself: every check that compares takes two different cells, or a cell and the
 experiment's own file.
@@ -26,7 +26,7 @@ class Check(Protocol):
 
 
 def all_checks() -> dict[str, Check]:
-    """Every file of `checks/` by its name, in their order."""
+    """Returns every file of `checks/` by its name, sorted by `ORDER`."""
     found = {
         each.name: cast(Check, import_module(f"{checks.__name__}.{each.name}"))
         for each in iter_modules(checks.__path__)
@@ -35,5 +35,6 @@ def all_checks() -> dict[str, Check]:
 
 
 def audit(task: TaskEvidence) -> list[Finding]:
+    """Returns the findings of all checks, the invalid ones first."""
     found = [finding for check in all_checks().values() for finding in check.findings(task)]
     return sorted(found, key=lambda finding: finding.level)

@@ -1,4 +1,4 @@
-"""What an audit looks at, the stored results of all configs on a task, and what it says of them."""
+"""What an audit reads, the stored results of all configs on a task, and the findings that it reports."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,16 +35,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class CellEvidence:
-    """A config's stored results, as far as they hold."""
+    """A cell's stored results, as far as their checksums hold."""
 
     config: ConfigSpec
     identity: Identity
-    git: dict[str, Any]  # where the run began
-    given: dict[str, Any]  # what the command line changed of the experiment's file
+    git: dict[str, Any]  # commit and branch when the run began
+    given: dict[str, Any]  # what the command line changed in the experiment's file
     records: tuple[RequestRecord, ...]
     timings: tuple[Timing, ...]  # one per stored chunk
-    counting: tuple[Timing, ...]  # all that a speed-up may be made of
-    faults: tuple[str, ...]  # what in the files does not hold
+    counting: tuple[Timing, ...]  # all that may count for a speed-up
+    faults: tuple[str, ...]  # what is wrong with the files
     summary: Summary | None
 
     @property
@@ -52,7 +52,7 @@ class CellEvidence:
         return self.config.name
 
     def answers(self) -> dict[Any, tuple]:
-        """What each request gave: tokens, or the score."""
+        """Returns what each request gave: tokens, or the score."""
         return {each.key: (each.ids, each.loglikelihood) for each in self.records}
 
     @property
@@ -67,23 +67,23 @@ class CellEvidence:
 
     @property
     def deciding(self) -> tuple[Rule, ...]:
-        """What the answers depend on, the policy aside: two cells that agree in it give the same ones."""
+        """The rules as far as they decide answers: cells with equal ones, policy and caches give the same answers."""
         return tuple(rule.same_answers_as() for rule in self.acting)
 
     def has_the_caches_of(self, other: "CellEvidence") -> bool:
         return all(getattr(self.config, name) == getattr(other.config, name) for name in OWN_DECODING)
 
     def is_decoded_as(self, other: "CellEvidence") -> bool:
-        """With the same caches, and the same forwards joined: that gives the same answers at another rate."""
+        """Whether all decoding settings are the same, joins too, which change the rate and not the answers."""
         return self.identity.decoding == other.identity.decoding
 
     def may_leave_out_the_same(self, other: "CellEvidence") -> bool:
-        """By their ceilings: rules that find nothing to act on here, or the same things, are no fault."""
+        """Whether their ceilings are equal: rules that find nothing here to act on, or the same work, are no fault."""
         ours, theirs = (cell.summary.ceiling if cell.summary else None for cell in (self, other))
         return ours is not None and theirs is not None and abs(ours - theirs) < 1e-9
 
 
-_LONG_REQUEST = [ScoredLengths(context=1, continuation=16)]  # as many steps in a block as there can be
+_LONG_REQUEST = [ScoredLengths(context=1, continuation=16)]  # as many steps in a block as possible
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class TaskEvidence:
     experiment: Experiment
     task: str
     cells: tuple[CellEvidence, ...]
-    unidentified: tuple[str, ...] = ()  # configs with results, and nothing that says which run they are of
+    unidentified: tuple[str, ...] = ()  # configs with results, but nothing that says which run they are from
 
     @property
     def has_results(self) -> bool:
@@ -99,11 +99,11 @@ class TaskEvidence:
 
     @property
     def computed(self) -> tuple[CellEvidence, ...]:
-        """The cells that were run: not those that took over the answers of an equal one."""
+        """The cells that were run, without those that took over the answers of an equal one."""
         return tuple(cell for cell in self.cells if not (cell.summary and cell.summary.equal_to))
 
     def others(self) -> Iterator[tuple[CellEvidence, CellEvidence]]:
-        """Every computed cell with its baseline, where that is another one."""
+        """Yields every computed cell with its baseline, if that is another cell."""
         by_name = {cell.name: cell for cell in self.cells}
         for cell in self.computed:
             baseline = by_name.get(self.experiment.baseline_of(cell.name))
@@ -123,7 +123,7 @@ class TaskEvidence:
 
 
 def read_evidence(experiment: Experiment, results: Path, cell_folder: str) -> TaskEvidence:
-    """The stored cells of a task; configs without results are not there."""
+    """Returns the stored cells of a task, without configs that have no results."""
     cells, unidentified = [], []
     for config in experiment.configs:
         folder = results / cell_folder / config.name
@@ -139,7 +139,7 @@ def _read_cell(config: ConfigSpec, folder: Path, stored: RunDocument) -> CellEvi
     cell = read_cell_files(folder, stored.run_id, with_former=True)
     summary = read_summary(folder / SUMMARY)
     if summary is not None and summary.run_id != stored.run_id:
-        summary = None  # of another run: never read
+        summary = None  # from another run: never used
     provenance = stored.provenance or Provenance()
     return CellEvidence(
         config,

@@ -1,4 +1,4 @@
-"""What no type can say of an experiment's file: names that have to exist, baselines, layer groups of equal size."""
+"""Checks of an experiment's file that no type can express: names that exist, baselines, layer groups of equal size."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from stepsaver.bench.experiment.spec import ExperimentSpec
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.policies.policy import parse_policy
 
-Keys = tuple[str | int, ...]  # that lead to a value in the file
+Keys = tuple[str | int, ...]  # the keys that lead to a value in the file
 
 
 class MistakeAt(UsageError):
@@ -22,7 +22,7 @@ class MistakeAt(UsageError):
 
 @contextmanager
 def _at(*keys: str | int) -> Iterator[None]:
-    """Says which keys lead to what is wrong in here."""
+    """Adds the keys to a usage error that is raised inside."""
     try:
         yield
     except UsageError as error:
@@ -30,6 +30,7 @@ def _at(*keys: str | int) -> Iterator[None]:
 
 
 def check_spec(spec: ExperimentSpec, configs: tuple[ConfigSpec, ...], layers: int | None) -> tuple[str, ...]:
+    """Raises for the first mistake. Returns remarks on layer groups that overlap, if the number of layers is known."""
     is_grid = isinstance(spec.configs, Grid)
     names = [config.name for config in configs]
     for index, name in enumerate(names):
@@ -66,7 +67,7 @@ def _check_baseline(config: ConfigSpec, configs: dict[str, ConfigSpec], *, is_ow
 
 
 def _layer_groups(config: ConfigSpec, layers: int | None) -> dict[str, frozenset[int]]:
-    """The layers that a config's rules choose, if the depth is known; whatever is wrong with it is said here."""
+    """Returns the layers that a config's rules choose, if the depth is known. Raises for a wrong rule or policy."""
     if config.policy:
         parse_policy(config.policy)
     rules = config.parsed_rules()

@@ -16,7 +16,7 @@ class Strict(BaseModel):
 
 
 class Condition(Strict):
-    """A bound on a number, written `> 1.2`: its whole interval has to hold it. `> 1.2 measured` looks at the value."""
+    """A bound on a number, written `> 1.2`: its whole interval has to meet it; with `> 1.2 measured` the value."""
 
     sign: Literal["<", ">"]
     bound: float

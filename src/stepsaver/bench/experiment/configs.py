@@ -15,12 +15,12 @@ from stepsaver.engine.policies.policy import policy_text
 from stepsaver.engine.rules.rule import Rule, parse_rule
 
 MOST_CONFIGS, MOST_NAME = 1000, 100
-OWN_DECODING = ("prefix_cache", "block_cache", "sub_block_size")  # what a config may say of the decoding for itself
-PLACEHOLDER = re.compile(r"\{([^{}]*)\}")  # the name of a value, and nothing of what Python's formats can do
+OWN_DECODING = ("prefix_cache", "block_cache", "sub_block_size")  # decoding settings that a config may override
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")  # the name of a value, and nothing else that Python's formats allow
 
 
 class WithPolicy(Strict):
-    """`threshold: 0.95` is short for the policy of that name with that value."""
+    """`threshold: 0.95` is short for the policy `threshold` with that value."""
 
     @model_validator(mode="before")
     @classmethod
@@ -35,10 +35,10 @@ class WithPolicy(Strict):
 
 
 class ConfigSpec(WithPolicy):
-    """One named combination of rules, policy and caches; what it does not say is the experiment's.
+    """One named combination of rules, policy and caches; what it leaves out comes from the experiment.
 
-    It may be compared with another config than the experiment's baseline, and it may have success criteria of its own.
-    Those of a baseline hold for whatever is compared with it.
+    `baseline` names another config to compare it with than the experiment's baseline. It may have success criteria of
+    its own; those of a baseline hold for the configs that are compared with it and have none.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$", max_length=MOST_NAME)
@@ -56,7 +56,7 @@ class ConfigSpec(WithPolicy):
 
 
 class Grid(Strict):
-    """Every combination of some values, filled into patterns of a config's fields."""
+    """A config for every combination of some values, which are filled into patterns of its fields."""
 
     grid: dict[str, list[str | bool | int | float]]
     name: str
@@ -87,7 +87,7 @@ class Grid(Strict):
 
 
 def _filled(pattern: Any, values: dict[str, Any]) -> Any:
-    """A pattern, or whatever holds patterns, with the values in place."""
+    """Returns a pattern, or a dict or tuple of patterns, with the values filled in."""
     if isinstance(pattern, str):
         return PLACEHOLDER.sub(lambda found: str(values[found[1]]), pattern)
     if isinstance(pattern, dict):

@@ -1,4 +1,4 @@
-"""Where experiments are, what is stored of them, and setting results aside on record."""
+"""Finds experiments and what is stored of them, and sets results aside on record."""
 
 import json
 import time
@@ -16,7 +16,7 @@ DISCARDED = "discarded.jsonl"
 
 
 def experiments_folder() -> Path:
-    """`experiments/` of the current folder, or of the checkout that this package runs from."""
+    """Returns `experiments/` in the current folder, else in the checkout that this package runs from."""
     here = Path.cwd() / "experiments"
     checkout = Path(__file__).resolve().parents[4] / "experiments"
     return here if here.is_dir() else checkout
@@ -28,7 +28,7 @@ def experiment_names() -> list[str]:
 
 
 def find_experiment(name: str) -> Experiment:
-    """By name among the experiments, or by the path of its folder."""
+    """Returns the experiment of this name, or the one in the folder at this path."""
     folder = Path(name)
     if not (folder / FILE).exists():
         if name not in experiment_names():
@@ -38,7 +38,7 @@ def find_experiment(name: str) -> Experiment:
 
 
 def _layers(folder: Path) -> int | None:
-    """The depth of the experiment's own model, if it is on this machine."""
+    """Returns the number of layers of the experiment's own model, if it is on this machine."""
     try:
         return read_config(resolve_model(read_experiment(folder).spec.model, downloads=False)).layers
     except UsageError as error:
@@ -48,7 +48,7 @@ def _layers(folder: Path) -> int | None:
 
 
 def results_folder(experiment: Experiment, model: str) -> Path:
-    """Other models than the experiment's own have a folder of their own."""
+    """Returns the folder of a model's results. Models other than the experiment's own have a subfolder each."""
     results = experiment.folder.resolve() / "results"
     return results if model == experiment.spec.model else results / model.strip("/").replace("/", "__")
 
@@ -58,13 +58,13 @@ def logs_folder(experiment: Experiment) -> Path:
 
 
 def read_summaries(experiment: Experiment, results: Path, cell_folder: str) -> dict[str, Summary]:
-    """The summaries of a task by config, in the experiment's order; configs without one are missing."""
+    """Returns the summaries of a task by config, in the experiment's order; configs without one are left out."""
     found = {config.name: read_summary(results / cell_folder / config.name / SUMMARY) for config in experiment.configs}
     return {name: summary for name, summary in found.items() if summary is not None}
 
 
 def discard(experiment: Experiment, results: Path, cell_folder: str, configs: list[str], why: str) -> list[str]:
-    """Moves results to `discarded/` and writes down why. What is not there is said."""
+    """Moves results to `discarded/` and records why. Returns the configs that were moved; raises if there are none."""
     moved: list[str] = []
     for name in configs:
         source = results / cell_folder / name

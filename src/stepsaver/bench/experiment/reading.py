@@ -1,4 +1,4 @@
-"""`experiment.yaml`: strict, so that a mistake is one line that names its line in the file."""
+"""Reads `experiment.yaml`, strictly: a mistake is answered with one line, which says where in the file it is."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ FILE = "experiment.yaml"
 
 
 def read_experiment(folder: Path, *, layers: int | None = None) -> Experiment:
-    """Reads and checks an experiment; `layers` of the model, if known, lets layer groups be compared too."""
+    """Reads and checks an experiment; if the model's number of `layers` is known, its layer groups too."""
     path = folder / FILE
     if not path.exists():
         raise UsageError(f"{folder} has no {FILE}")
@@ -41,7 +41,7 @@ def read_experiment(folder: Path, *, layers: int | None = None) -> Experiment:
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """YAML in which no key stands twice, of which the first would be lost in silence, and whose text can be written."""
+    """YAML that refuses a repeated key, whose first value would be lost silently, and text that cannot be written."""
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         if any("\ud800" <= each <= "\udfff" for each in str(node.value)):
@@ -58,7 +58,7 @@ class UniqueKeys(yaml.SafeLoader):
 
 
 def _located(path: Path, text: str, error: ValidationError) -> UsageError:
-    """The first complaint that is not about the other form that configs could have had."""
+    """Returns the first complaint that is not about the form of `configs` (list or grid) that the file does not use."""
     content = yaml.safe_load(text)
     is_grid = isinstance(content, dict) and isinstance(content.get("configs"), dict)
     wrong_form = "list[ConfigSpec]" if is_grid else "Grid"
@@ -71,7 +71,7 @@ def _located(path: Path, text: str, error: ValidationError) -> UsageError:
 
 
 def _line(text: str, keys: tuple[Any, ...]) -> int:
-    """The line of the innermost node that the keys still lead to."""
+    """Returns the line of the innermost node that the keys still lead to."""
     node = yaml.compose(text)
     line = 1
     for key in keys:

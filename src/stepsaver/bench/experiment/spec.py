@@ -17,7 +17,7 @@ from stepsaver.engine.joins import Join
 from stepsaver.engine.models.config import MOST_BLOCK_ROWS
 from stepsaver.engine.policies.policy import DEFAULT_POLICY
 
-# What jobs are submitted with already, and where that is said.
+# Options of sbatch that the runner sets itself, and where each comes from.
 OWN_SBATCH_OPTIONS = {
     "partition": "`partition`", "account": "`account`", "gres": "`gres`", "cpus-per-task": "`cpus`",
     "mem": "`memory_gb`", "time": "`minutes`", "array": "the number of shards", "job-name": "the experiment's name",
@@ -29,7 +29,7 @@ MOST_COUNT = 1 << 30
 
 
 class DecodingSpec(WithPolicy):
-    """How every config is decoded that does not say otherwise. What is None follows from the model."""
+    """How configs are decoded, unless they say otherwise. None stands for the model's own value."""
 
     policy: str = DEFAULT_POLICY
     block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
@@ -37,7 +37,7 @@ class DecodingSpec(WithPolicy):
     mask_id: int | None = Field(default=None, ge=0)
     prefix_cache: bool = DecodingSettings.prefix_cache
     block_cache: bool = DecodingSettings.block_cache
-    join: Join = "none"  # nothing that a run does is left to a timing
+    join: Join = "none"  # so that no timing decides what a run does
     max_new_tokens: int = Field(default=NEW_TOKENS, ge=1, le=MOST_COUNT)  # where a task sets no limit
 
 
@@ -50,7 +50,7 @@ class Resources(Strict):
     cpus: int = Field(default=2, ge=1, le=MOST_COUNT)
     memory_gb: int = Field(default=16, ge=1, le=MOST_COUNT)
     minutes: int = Field(default=240, ge=1, le=MOST_COUNT)
-    slurm: dict[str, str | bool | int] = Field(default_factory=dict)  # any other option of sbatch; true: no value
+    slurm: dict[str, str | bool | int] = Field(default_factory=dict)  # other options of sbatch; true: without a value
 
     @field_validator("slurm")
     @classmethod
@@ -64,6 +64,8 @@ class Resources(Strict):
 
 
 class ExperimentSpec(Strict):
+    """The content of `experiment.yaml`."""
+
     question: str
     tasks: tuple[str, ...] = Field(min_length=1)
     configs: Grid | list[ConfigSpec]
@@ -78,8 +80,8 @@ class ExperimentSpec(Strict):
     dtype: str = "auto"
     weights: Weights = WEIGHTS
     device: str = "auto"
-    num_fewshot: int | dict[str, int] | None = None  # examples in a prompt, or by task; None: the task's own
-    metric: str | dict[str, str] | None = None  # what counts as accuracy, or by task; None: the declared one
+    num_fewshot: int | dict[str, int] | None = None  # examples in a prompt, of all tasks or by task; None: the task's
+    metric: str | dict[str, str] | None = None  # what counts as accuracy, of all tasks or by task; None: as declared
     max_new_tokens: int | None = Field(default=None, ge=1, le=MOST_COUNT)  # instead of every task's own limit
     seed: int = Field(default=0, ge=-(1 << 63), lt=1 << 63)
     estimator: Estimator = "trajectory"
@@ -93,10 +95,8 @@ class Experiment:
     folder: Path
     spec: ExperimentSpec
     configs: tuple[ConfigSpec, ...]
-    remarks: tuple[str, ...]  # what is allowed and worth knowing
-    given: dict[str, Any] = field(
-        default_factory=dict
-    )  # what a command line changed of the file, as the audit reads it
+    remarks: tuple[str, ...]  # on what is allowed, but worth knowing
+    given: dict[str, Any] = field(default_factory=dict)  # what the command line changed in the file, for the audit
 
     @property
     def name(self) -> str:
@@ -110,12 +110,13 @@ class Experiment:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """The experiment's own first; none of them is compared with another."""
+        """All baselines, the experiment's own first; none of them is compared with another."""
         return tuple(dict.fromkeys([self.spec.baseline, *(each.baseline for each in self.configs if each.baseline)]))
 
     def baseline_of(self, name: str) -> str:
-        """What a config is compared with; a baseline with itself."""
+        """Returns the name of what a config is compared with; a baseline is compared with itself."""
         return name if name in self.baselines else self.config(name).baseline or self.spec.baseline
 
     def success_of(self, name: str) -> Success:
+        """Returns the criteria of a config, else of its baseline, else of the experiment."""
         return self.config(name).success or self.config(self.baseline_of(name)).success or self.spec.success

@@ -1,4 +1,4 @@
-"""How the folder of a task is called among the results: after the task, and after the limit of a run that had one."""
+"""The names of task folders among the results: the task, and the limit if the run had one."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,6 @@ def task_folder(task: str, limit: int | None) -> str:
 
 
 def stored_limits(results: Path, task: str) -> list[int]:
-    """The limits that a task was run with, the largest first."""
+    """Returns the limits that a task was run with, the largest first."""
     names = (re.fullmatch(rf"{re.escape(task)}{LIMIT}(\d+)", path.name) for path in results.glob(f"{task}{LIMIT}*"))
     return sorted((int(name[1]) for name in names if name), reverse=True)

@@ -140,7 +140,7 @@ FILES = {"experiment.yaml": EXPERIMENT, "proposal.md": PROPOSAL, "tasks.md": TAS
 
 
 def filled_files(name: str) -> dict[str, str]:
-    """The files with the experiment's name, the date and whoever makes it."""
+    """Returns the files by name, with the experiment's name, the date and the author filled in."""
     values = {"{name}": name, "{created}": time.strftime("%Y-%m-%d"), "{author}": _author()}
     found = dict(FILES)
     for pattern, value in values.items():
@@ -149,7 +149,7 @@ def filled_files(name: str) -> dict[str, str]:
 
 
 def _author() -> str:
-    """As git knows them, else the name of the account."""
+    """Returns the user's name in git, else the name of the account."""
     try:
         done = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=30)
         return done.stdout.strip() or getpass.getuser()

@@ -1,8 +1,8 @@
-"""From the counted steps of stored runs to what the same steps would take elsewhere. Nothing of it is measured.
+"""Projects the counted steps of stored runs onto other devices and batch sizes. None of it is measured.
 
-Samples are independent of their batch, so the steps that a config took are those that it takes in any batch. A forward
-of another batch is put together from as many of them, drawn at random with a fixed seed, and costs what `RowCosts`,
-measured or made from a data sheet, say of its rows.
+Samples are independent of their batch, so a config takes the same steps in any batch. A forward of another batch size
+is put together from as many of its steps, drawn at random with a fixed seed. What its rows cost comes from `RowCosts`,
+which are measured or made from a data sheet.
 """
 
 from dataclasses import dataclass, replace
@@ -22,26 +22,30 @@ from stepsaver.engine.row_costs import RowCosts, predicted_seconds
 from stepsaver.engine.trace import ForwardRecord, LayersRun, SampleStep
 
 MOST = 1 << 40
-FORWARDS = 400  # that are drawn for each config, device and batch
-USUAL_CONTEXT = 128  # rows, where a summary does not say: it matters little, keys and values are few beside weights
-READ_SHARE = 0.25  # of a step's rows whose logits are read, where a summary does not say
+FORWARDS = 400  # drawn for each config, device and batch size
+USUAL_CONTEXT = 128  # rows, if a summary does not say; it matters little, since keys and values are few beside weights
+KEEP_DELTAS = ("layer_reuse", "adaptive_layers")  # rules that do
+READ_SHARE = 0.25  # of a step's rows whose logits are read, if a summary does not say
 
 
 class CountedStep(NamedTuple):
+    """A step, and how often it was taken."""
+
     number: int
     step: SampleStep
 
 
 @dataclass(frozen=True)
 class CountedRun:
-    """All steps of a config on a task, and what came of them."""
+    """All steps that a config took on a task, with the tokens and forwards that they came to."""
 
     tokens: int
     forwards: int
-    sample_forwards: int | None  # summed over samples, prefills aside; None: nobody counted, so steps are not joined
-    layers: int  # of the model that took them
+    sample_forwards: int | None  # summed over samples, without prefills; None: not counted, so taken as one per step
+    layers: int  # of the model that took the steps
     steps: tuple[CountedStep, ...]
-    rules: int = 0  # that planned them
+    rules: int = 0  # how many planned them
+    joins_prefills: bool = False  # a context runs beside the steps of other samples
 
     @property
     def decoding_steps(self) -> list[CountedStep]:
@@ -57,17 +61,23 @@ class CountedRun:
 
     @property
     def steps_per_forward(self) -> float:
-        """Of all samples, on the average, as the batch was filled."""
+        """The mean over all forwards, all samples together, with the batch as full as it was."""
         return self._taken / max(self.forwards, 1)
 
     @property
+    def prefills_per_forward(self) -> float:
+        return sum(each.number for each in self.prefills) / max(self.forwards, 1)
+
+    @property
     def steps_per_sample(self) -> float:
-        """That a sample takes in one forward: more than one where steps are joined."""
+        """The mean that a sample takes in one forward: more than one if steps are joined."""
         return self._taken / self.sample_forwards if self.sample_forwards else 1.0
 
 
 def read_counted_run(summary: Summary, folder: Path) -> CountedRun:
-    """Of a config, from its summary; older ones leave the steps to the trace beside them, and to averages by kind."""
+    """Reads a config's steps from its summary; if that is too old to have them, from the trace beside it, else as
+    averages by kind.
+    """
     counts: StepCounts | None = summary.steps
     if counts is None:
         timings = read_cell_files(folder, summary.run_id).own_timings if folder.is_dir() else []
@@ -83,7 +93,15 @@ def read_counted_run(summary: Summary, folder: Path) -> CountedRun:
         layers=layers,
         steps=_steps(counts) if counts else _average_steps(summary.cost.by_kind, layers),
         rules=len(summary.identity.rules),
+        joins_prefills=_joins_prefills(summary),
     )
+
+
+def _joins_prefills(summary: Summary) -> bool:
+    """Whether prefills share a forward with steps, as the engine decides it: not if a rule keeps deltas."""
+    keeps_deltas = any(rule.startswith(KEEP_DELTAS) for rule in summary.identity.rules)
+    decoding = summary.identity.decoding
+    return bool(decoding.prefix_cache) and decoding.join not in (None, "none", "commit") and not keeps_deltas
 
 
 def _steps(counts: StepCounts) -> tuple[CountedStep, ...]:
@@ -100,7 +118,7 @@ def _steps(counts: StepCounts) -> tuple[CountedStep, ...]:
 
 
 def _average_steps(by_kind: Kinds, layers: int) -> tuple[CountedStep, ...]:
-    """A step of each kind with the mean of its rows. After the last layer only the rows that are read go on."""
+    """Returns one step per kind, with its mean number of rows. In the last layer only the rows that are read run."""
     found = []
     for kind, figures in by_kind.items():
         number = round(figures["steps"])
@@ -123,37 +141,58 @@ def _average_steps(by_kind: Kinds, layers: int) -> tuple[CountedStep, ...]:
 
 
 def foreseen_seconds(run: CountedRun, costs: RowCosts, batch: float, *, seed: int = 0) -> float:
-    """Seconds per token, where a forward holds `batch` steps on the average."""
+    """Returns the seconds per token if a forward holds `batch` steps on average."""
     random = np.random.default_rng(seed)
-    planned = replace(costs, sample=costs.sample + run.rules * costs.rule)
-    seconds = _seconds(run.decoding_steps, run.layers, planned, batch, random)
-    if run.prefills:
-        rows = np.average([each.step.rows for each in run.prefills], weights=[each.number for each in run.prefills])
-        together = max(min(batch, PREFILL_ROWS / max(float(rows), 1.0)), 1.0)
-        seconds += _seconds(run.prefills, run.layers, costs, together, random)
+    planning = (costs.sample + run.rules * costs.rule) / max(run.steps_per_sample, 1.0)  # once for all of a sample's
+    planned = replace(costs, sample=planning)
+    steps, prefills = run.decoding_steps, run.prefills
+    if run.joins_prefills and any(each.number > 0 for each in steps):
+        return _seconds(run, steps, planned, batch, random, beside=prefills) / run.tokens
+    seconds = _seconds(run, steps, planned, batch, random)
+    if prefills:
+        rows = np.average([each.step.rows for each in prefills], weights=[each.number for each in prefills])
+        together = min(batch or run.prefills_per_forward, PREFILL_ROWS / max(float(rows), 1.0))
+        seconds += _seconds(run, prefills, costs, max(together, 1.0), random)
     return seconds / run.tokens
 
 
 def _seconds(
-    steps: list[CountedStep], layers: int, costs: RowCosts, batch: float, random: np.random.Generator
+    run: CountedRun,
+    steps: list[CountedStep],
+    costs: RowCosts,
+    batch: float,
+    random: np.random.Generator,
+    *,
+    beside: list[CountedStep] | None = None,
 ) -> float:
-    """Of all steps, `batch` of them in a forward: the mean of forwards that are drawn, as often as there are any."""
-    steps = [each for each in steps if each.number]
+    """Returns the seconds of all steps, with `batch` of them in a forward and the steps `beside` spread evenly: the
+    mean of drawn forwards, times the number of forwards.
+    """
     total = sum(each.number for each in steps)
     if not total:
         return 0.0
-    shares = np.array([each.number for each in steps]) / total
-    scaled = [_in_layers(each.step, layers, costs.layers) for each in steps]
-    sizes = np.floor(batch + random.random(FORWARDS)).astype(int)  # whole numbers with the wanted mean
-    drawn = [
-        predicted_seconds(costs, _record([scaled[index] for index in random.choice(len(steps), size, p=shares)], costs))
-        for size in np.maximum(sizes, 1)
-    ]
-    return float(np.mean(drawn)) * total / max(batch, 1.0)
+    forwards = total / max(batch, 1.0)
+    wanted = [(steps, batch)]
+    if beside:
+        wanted.append((beside, sum(each.number for each in beside) / forwards))
+    drawn = [[_drawn(run, each, count, costs, random) for each, count in wanted] for _ in range(FORWARDS)]
+    seconds = [predicted_seconds(costs, _record([step for part in parts for step in part], costs)) for parts in drawn]
+    return float(np.mean(seconds)) * forwards
+
+
+def _drawn(
+    run: CountedRun, steps: list[CountedStep], count: float, costs: RowCosts, random: np.random.Generator
+) -> list[SampleStep]:
+    """Returns steps drawn at random, `count` of them on average: at least one, except of prefills that are fewer."""
+    size = int(count + random.random())
+    size = max(size, 1) if steps[0].step.kind != "prefill" or count >= 1 else size
+    numbers = np.array([each.number for each in steps])
+    chosen = random.choice(len(steps), size, p=numbers / numbers.sum())
+    return [_in_layers(steps[index].step, run.layers, costs.layers) for index in chosen]
 
 
 def _in_layers(step: SampleStep, layers: int, wanted: int) -> SampleStep:
-    """The step in a model of another depth: as many of its rows run in each layer."""
+    """Returns the step in a model of another depth, with as many of its rows in each layer."""
     if layers == wanted:
         return step
     return step._replace(
@@ -164,7 +203,7 @@ def _in_layers(step: SampleStep, layers: int, wanted: int) -> SampleStep:
 
 
 def _record(steps: list[SampleStep], costs: RowCosts) -> ForwardRecord:
-    """A forward of some steps, each of a sample of its own. A layer is taken to run if any row of any runs there."""
+    """Returns a forward of some steps, each of another sample. A layer counts as run if any row of a step is in it."""
     entries = tuple(step._replace(sample=index) for index, step in enumerate(steps))
     runs = (sum(getattr(e, name) for e in entries) for name in ("attention_run", "keys_values_run", "mlp_run"))
     return ForwardRecord(0.0, 0.0, LayersRun(*(min(costs.layers, count) for count in runs)), entries, 0)

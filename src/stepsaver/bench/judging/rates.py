@@ -1,7 +1,7 @@
-"""Tokens per second by chunk: the rate of a config, which its speed-up is made of, and chunks that were disturbed.
+"""Tokens per second by chunk: the rate of a config, and the chunks that were disturbed.
 
-A rate is the median over chunks, so that one chunk in which the machine was busy elsewhere does not move it. Time over
-the whole run is kept beside it: where the two disagree, something was wrong with the timings.
+A rate is the median over chunks, so that one chunk during which the machine was busy with something else does not move
+it. The rate over the whole run is kept beside it: if the two disagree, something was wrong with the timings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from stepsaver.bench.judging.statistics import Interval, median_interval
 from stepsaver.bench.results.timing import Timing
 
-SLOW = 0.5  # of a config's own median rate
+SLOW = 0.5  # the share of its config's median rate below which a chunk is slow
 
 
 def chunk_rate(timing: Timing) -> float | None:
-    """None of a chunk that took no time or shared its machine: it enters no figure."""
+    """Returns None for a chunk that took no time or shared its machine: it enters no figure."""
     return timing.tokens / timing.seconds if timing.seconds and timing.comparable else None
 
 
@@ -34,11 +34,11 @@ class Slow(NamedTuple):
     config: str
     chunk: int
     session: str
-    is_disturbed: bool  # a config beside it, on the same chunk in the same session, was not slow
+    is_disturbed: bool  # another config was not slow on the same chunk in the same session
 
 
 def slow_chunks(timings: Mapping[str, Sequence[Timing]]) -> list[Slow]:
-    """By config in their order. Where nobody else was slow it was not the chunk: the machine was disturbed."""
+    """Returns the slow timings, config by config. If another config was not slow, the machine was disturbed."""
     at: dict[tuple[str, int], dict[str, bool]] = {}
     for config, mine in timings.items():
         rates = chunk_rates(mine)

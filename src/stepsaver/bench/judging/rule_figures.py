@@ -1,4 +1,4 @@
-"""What each rule was measured to be worth, read from the summaries that are committed with the experiments."""
+"""What each rule is worth by measurement, read from the summaries that are committed with the experiments."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ MOST_POINTS = 5.0  # the source's bound: what costs more accuracy is no gain
 
 
 class RuleFigure(NamedTuple):
-    """A config against its baseline, on the largest task that its experiment has."""
+    """A config against its baseline on one task."""
 
     experiment: str
     config: str
@@ -35,7 +35,7 @@ class RuleFigure(NamedTuple):
 
 
 def stored_figures(experiments: Path) -> list[RuleFigure]:
-    """Of every config with rules whose policy is its baseline's. Empty where a clone has no artifacts."""
+    """Returns a figure for every config that has rules and its baseline's policy; none if there are no artifacts."""
     folders = sorted(path for path in experiments.glob("*/artifacts/*") if path.is_dir())
     return [figure for folder in folders for figure in _figures_in(folder)]
 
@@ -49,7 +49,7 @@ def _figures_in(folder: Path) -> Iterator[RuleFigure]:
         if summary.is_baseline or baseline is None or not _shows_a_rule(summary):
             continue
         if summary.eval_params.policy != baseline.eval_params.policy:
-            continue  # what the policy is worth must not be counted for a rule
+            continue  # what the policy gains must not be credited to a rule
         yield RuleFigure(
             folder.parents[1].name,
             name,
@@ -63,13 +63,13 @@ def _figures_in(folder: Path) -> Iterator[RuleFigure]:
 
 
 def _shows_a_rule(summary: Summary) -> bool:
-    """Whether rules acted in it, and were timed beside a baseline."""
+    """Whether its rules acted, and it was timed beside a baseline."""
     acted = summary.eval_params.rules and not summary.equal_to and not is_control(summary)
     return bool(acted) and summary.speed_up_chunks > 0
 
 
 def figures_of(rule: str, figures: Sequence[RuleFigure]) -> list[RuleFigure]:
-    """The best of a rule per batch size, alone and together with others, each on the largest task there is for it."""
+    """Returns a rule's best figure for each batch size, alone and with other rules, each on the largest task it has."""
     ours = [each for each in figures if any(text.partition(":")[0] == rule for text in each.rules)]
     kinds = sorted({(each.batch_size, len(each.rules) > 1) for each in ours})
     groups = [[each for each in ours if (each.batch_size, len(each.rules) > 1) == kind] for kind in kinds]
@@ -77,7 +77,7 @@ def figures_of(rule: str, figures: Sequence[RuleFigure]) -> list[RuleFigure]:
 
 
 def _best(group: Sequence[RuleFigure]) -> RuleFigure:
-    """The fastest that costs less than the source's bound, else the one that costs least."""
+    """Returns, of those with most samples, the fastest that costs less than `MOST_POINTS`, else the cheapest."""
     most = max(each.samples for each in group)
     largest = [each for each in group if each.samples == most]
     affordable = [each for each in largest if each.drop_points.value < MOST_POINTS]

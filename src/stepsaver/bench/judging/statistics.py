@@ -21,14 +21,14 @@ class Interval(NamedTuple):
 
 
 def share_interval(right: float, count: int) -> Interval:
-    """A share with its Wilson interval. `right` may be fractional where a metric gives part marks."""
+    """Returns a share with its Wilson interval. `right` may be fractional, if a metric gives partial credit."""
     if count == 0:
         return Interval(float("nan"), 0.0, 1.0)
     return Interval(right / count, *wilson_interval(round(right), count))
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """The median of chunk ratios with a bootstrap interval."""
+    """Returns the median with a bootstrap interval."""
     data = np.asarray(values, dtype=float)
     if len(data) == 0:
         return Interval(float("nan"), float("nan"), float("nan"))
@@ -37,7 +37,7 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 class PairedDrop(NamedTuple):
-    """How much less is right than in the baseline on the same samples."""
+    """How much accuracy is lost against the baseline on the same samples."""
 
     drop: Interval  # a share; positive: worse than the baseline
     lost: int  # right in the baseline only
@@ -59,7 +59,7 @@ def paired_drop(baseline: Sequence[float], values: Sequence[float]) -> PairedDro
 
 
 def bootstrap_p(values: Sequence[float], bound: float, *, statistic: str, above: bool) -> float:
-    """How often a resample does not lie on the wanted side of a bound: a one-sided p-value, never zero."""
+    """Returns how often a resample is not on the wanted side of a bound: a one-sided p-value, never zero."""
     resampled = _resampled(np.asarray(values, dtype=float))
     found = np.median(resampled, axis=1) if statistic == "median" else resampled.mean(axis=1)
     misses = (found <= bound).sum() if above else (found >= bound).sum()
@@ -67,7 +67,7 @@ def bootstrap_p(values: Sequence[float], bound: float, *, statistic: str, above:
 
 
 def holm(p_values: dict[str, float], level: float = 1 - CONFIDENCE) -> set[str]:
-    """The hypotheses that stand after Holm's correction."""
+    """Returns the hypotheses that stand after Holm's correction."""
     standing: set[str] = set()
     for rank, name in enumerate(sorted(p_values, key=lambda each: p_values[each])):
         if p_values[name] > level / (len(p_values) - rank):

@@ -1,4 +1,4 @@
-"""Whether the hypothesis holds, on the intervals and corrected for the number of configs that were tried."""
+"""Whether the hypothesis holds: judged by the intervals, and corrected for the number of configs that were tried."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ConfigVerdict:
     config: str
     outcome: Outcome | Control
     reason: str
-    speed_up: Interval  # the smaller of the two
+    speed_up: Interval  # the smaller one, by tokens/s or by seconds per sample
     drop_points: Interval
     baseline: str | None = None  # None in summaries of experiments with one baseline
 
@@ -34,7 +34,7 @@ class Verdict:
 def judge(summaries: list[Summary], success_of: Callable[[str], Success]) -> Verdict:
     """Confirmed against a baseline if any config is (after Holm's correction), rejected if all are, else undecided.
 
-    Controls aside. With several baselines the hypothesis is about all of them: it holds if it does against each.
+    Controls do not count. With several baselines the hypothesis has to hold against each of them.
     """
     others = [each for each in summaries if not each.is_baseline]
     standing = holm({each.config: each.confirmation_p for each in others if not is_control(each)})
@@ -52,7 +52,7 @@ def judge(summaries: list[Summary], success_of: Callable[[str], Success]) -> Ver
 
 
 def _judge_against(judged: list[ConfigVerdict]) -> Verdict:
-    """The verdict over all configs that are compared with one baseline."""
+    """Returns the verdict over all configs that are compared with one baseline."""
     everything, tried = tuple(judged), [each for each in judged if each.outcome != "control"]
     if not tried:
         return Verdict(
@@ -72,10 +72,10 @@ def _judge_against(judged: list[ConfigVerdict]) -> Verdict:
 
 
 def is_control(summary: Summary) -> bool:
-    """Whether it does the baseline's work and nothing else, such as k = 1: whatever its timings say is noise.
+    """Whether a config does the baseline's work and nothing else, as with k = 1: whatever its timings say is noise.
 
-    That is: the operations executed are the same, so is what its rules may leave out, and so are the answers; and it
-    differs from the baseline in its rules alone. Summaries of earlier versions know the answers' scores only.
+    That is: it executes the same operations, its rules may leave out nothing, its answers are the same, and it differs
+    from the baseline in its rules alone. Summaries of earlier versions only say how many scores differ, not answers.
     """
     figures = (summary.predicted_speed_up, summary.ceiling)
     is_same_work = all(value is not None and abs(value - 1) < 1e-9 for value in figures)
@@ -122,13 +122,13 @@ def _why_no_speed_up(summary: Summary) -> str:
 
 
 def _bound(condition: Condition, unit: str = "") -> str:
-    """The bound and what it was held against."""
+    """Returns, in words, the bound and what it was compared with."""
     number = f"{condition.sign} {condition.bound:g} {unit}".rstrip()
     return f"{number} {'as measured' if condition.is_measured else 'on its interval'}"
 
 
 def surely(interval: Interval, condition: Condition) -> bool:
-    """Whether a bound holds on the whole interval, or of the value if that is what it asks for."""
+    """Whether the whole interval meets a bound, or the value does if the bound asks for that."""
     if condition.is_measured:
         return interval.value > condition.bound if condition.sign == ">" else interval.value < condition.bound
     return interval.low > condition.bound if condition.sign == ">" else interval.high < condition.bound
@@ -141,7 +141,9 @@ def _surely_not(interval: Interval, condition: Condition) -> bool:
 
 
 def _what_would_decide(up: Interval, drop: Interval, summary: Summary, success: Success) -> str:
-    """Intervals shrink with the root of the number of samples: how many more until neither holds its bound."""
+    """Says how many more samples would decide, until neither interval contains its bound: intervals shrink with the
+    root of the number of samples.
+    """
     factor = 1.0
     for interval, condition in ((up, success.confirm_if.speed_up), (drop, success.confirm_if.drop_points)):
         if condition.is_measured:
@@ -155,7 +157,7 @@ def _what_would_decide(up: Interval, drop: Interval, summary: Summary, success: 
 
 
 def figures(each: ConfigVerdict) -> str:
-    """Speed-up and drop with their intervals, in words."""
+    """Returns speed-up and drop with their intervals, in words."""
     up, drop = each.speed_up, each.drop_points
     speed = "no speed-up" if isnan(up.value) else f"{up.value:.2f}x [{up.low:.2f}, {up.high:.2f}]"
     return f"{speed} at a drop of {drop.value:.1f} [{drop.low:.1f}, {drop.high:.1f}] points"

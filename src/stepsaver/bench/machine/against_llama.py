@@ -1,4 +1,4 @@
-"""Forwards of a few rows in llama.cpp and here: the same shape, threads and context, in turns."""
+"""Times forwards of a few rows in llama.cpp and here, in turns, with the same shape, threads and context."""
 
 import ctypes
 import importlib
@@ -19,7 +19,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
 
 ROWS = (1, 8, 32)
-CONTEXT = 64  # rows that are there before
+CONTEXT = 64  # rows that come before them
 TOKEN = 5  # any
 NAME = "llama.cpp"
 MODULE = "llama_cpp"
@@ -29,11 +29,11 @@ def load_module() -> ModuleType:
     try:
         return importlib.import_module(MODULE)
     except (ImportError, OSError, RuntimeError) as error:
-        raise UsageError(f"--against {NAME}: llama-cpp-python is not to be used here ({error})") from None
+        raise UsageError(f"--against {NAME}: llama-cpp-python cannot be used here ({error})") from None
 
 
 class LlamaCpp:
-    """A model of llama.cpp through the functions that its Python package passes on, without its own generation."""
+    """A model in llama.cpp, called through the C functions that its Python package exposes, without its own loop."""
 
     def __init__(self, library: Any, path: Path, *, threads: int, rows: int) -> None:
         self.library = library
@@ -49,7 +49,7 @@ class LlamaCpp:
         self._decode(0, CONTEXT)
 
     def seconds(self, rows: int) -> float:
-        """Of one forward after the context, logits of all rows included."""
+        """Returns the seconds of one forward after the context, including the logits of all rows."""
         taken = self._decode(CONTEXT, rows)
         self.library.llama_memory_seq_rm(self.memory, 0, CONTEXT, -1)
         return taken
@@ -74,8 +74,8 @@ class LlamaCpp:
 
 
 def measure_against_llama(model: Transformer, repeats: int, rows: Sequence[int] = ROWS) -> list[dict[str, Any]]:
-    """Milliseconds of a forward by rows, there and here, and the ratio of the medians. Both in float16 weights if ours
-    are.
+    """Returns, by number of rows, the milliseconds of a forward there and here, and the ratio of the medians. Both have
+    float16 weights if ours are.
     """
     library = load_module()
     silent = _silence(library)
@@ -102,7 +102,7 @@ def _compare(theirs: LlamaCpp, scratch: Scratch, rows: int, repeats: int) -> dic
 
 
 def _silence(library: Any) -> object:
-    """What is logged while a model loads goes nowhere. The answer has to be kept as long as the library is used."""
+    """Silences the log of llama.cpp. The callback that is returned has to be kept as long as the library is used."""
     if not hasattr(library, "llama_log_callback"):
         return None
     callback = library.llama_log_callback(lambda *_: None)

@@ -1,6 +1,6 @@
 """The time of the bare matrix multiplications that a decode needs: the limit that efficiency is measured against.
 
-For every forward of a trace this runs what its plan runs, layer by layer on the model's own weights, and nothing else:
+For every forward of a trace this runs its multiplications, layer by layer on the model's own weights, and nothing else:
 no norms, no attention over the context, no caches. Each multiplication uses the fastest layout of those tried.
 """
 
@@ -22,7 +22,7 @@ from stepsaver.engine.trace import ForwardRecord
 
 Multiply = Callable[[Tensor], Tensor]
 
-ROOM_FOR_COPIES = 1 << 29  # numbers of a model, of which five copies take some 10 GB
+ROOM_FOR_COPIES = 1 << 29  # weights of a model; five float32 copies of as many take about 10 GB
 
 
 class ForwardShape(NamedTuple):
@@ -38,12 +38,12 @@ class Layouts(NamedTuple):
 
 
 def forward_shape(record: ForwardRecord) -> ForwardShape:
-    """The shape of a forward without reuse."""
+    """Returns the shape of a forward without reuse."""
     return ForwardShape(sum(entry.rows for entry in record.entries), sum(entry.head_rows for entry in record.entries))
 
 
 def layouts(kept: Linear, rows: Slice | None = None, *, others: bool) -> Layouts:
-    """The map as the model keeps it, or some rows of it, and other layouts of float32 numbers in the same shape."""
+    """Returns a map as the model keeps it, or some rows of it; with `others`, also random float32 ones of its shape."""
     found: dict[str, Multiply] = {"as kept": partial(kept.project, rows=rows)}
     if others:
         first, last = rows or kept.whole
@@ -86,7 +86,7 @@ class BareModel:
 
     @torch.inference_mode()
     def seconds(self, shape: ForwardShape) -> float:
-        """The time of one forward's multiplications, once."""
+        """Runs one forward's multiplications once, and returns the seconds."""
         plan = [self._chosen(role, index, rows) for role, index, rows in self._sequence(shape) if rows]
         started = time.perf_counter()
         for multiply, x in plan:
@@ -94,7 +94,7 @@ class BareModel:
         return time.perf_counter() - started
 
     def _sequence(self, shape: ForwardShape) -> list[tuple[str, int, int]]:
-        """Role, layer and rows of every multiplication, in the order of the forward."""
+        """Returns role, layer and rows of every multiplication, in the order of the forward."""
         last = len(self.roles["output"]) - 1
         sequence: list[tuple[str, int, int]] = []
         for index in range(last):

@@ -30,10 +30,10 @@ from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.open_model import OpenModel
 
 NEW_TOKENS = 64
-ROWS_PER_STEP = 2  # where steps are timed: about what the 7B model reveals
+ROWS_PER_STEP = 2  # that are revealed where steps are timed: about as many as with the 7B model
 CONTROL = ("layer_reuse:k=1",)  # leaves nothing out: the tokens must be those without rules
 RULES = ("previous_row:refresh=block", "trim:level=changed", "near_rows", "light_commit")
-READ_ROWS = 8  # of each prompt, whose logits are compared
+READ_ROWS = 8  # rows of each prompt whose logits are compared
 # How far logits may be from float32's, as a share of their norm: a few times what rounding alone gave.
 TOLERATED = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 MEMORY_FACTS = Path("/proc/meminfo")
@@ -50,7 +50,7 @@ QUESTIONS = (
 
 
 def check_up(opened: OpenModel) -> Iterable[Finding]:
-    """One finding after the other. What needs a model that decodes is left out where it does not."""
+    """Yields one finding after the other. If the model does not decode, checks that need it to are left out."""
     yield Finding("checkpoint", True, _checkpoint(opened))
     started = perf_counter()
     model = opened.load()
@@ -85,7 +85,7 @@ def _weights(model: Transformer, seconds: float) -> str:
 
 
 def _prompts(opened: OpenModel) -> list[tuple[int, ...]]:
-    """Questions, where there is a tokenizer; else ids, the same in every check-up."""
+    """Returns questions if there is a tokenizer, else random ids, the same in every check-up."""
     try:
         tokenizer = opened.tokenizer
         if tokenizer.has_chat_template:
@@ -102,7 +102,7 @@ def _prompts(opened: OpenModel) -> list[tuple[int, ...]]:
 def _decoded(
     opened: OpenModel, model: Transformer, prompts: Sequence[tuple[int, ...]], rules: tuple[Rule, ...], trace: Trace
 ) -> list[list[int]]:
-    """One prompt at a time, as latency is felt; checked, so that nothing stale is read."""
+    """Decodes one prompt at a time, as latency is felt, in an engine that checks that nothing stale is read."""
     decoding = replace(opened.decoding, join="none")  # so that each kind of step is timed by itself
     engine = Engine(model, policy=Threshold(), rules=rules, batch_size=1, decoding=decoding, checked=True)
     finished = engine.generate(prompts, max_new_tokens=NEW_TOKENS, trace=trace)
@@ -124,7 +124,7 @@ def _with_rules(
 
 
 def _fitting(opened: OpenModel) -> tuple[Rule, ...]:
-    """Those of our best rules that make sense for the model."""
+    """Returns those of our best rules that make sense for the model."""
     rules: tuple[Rule, ...] = ()
     for rule in map(parse_rule, RULES):
         try:
@@ -156,7 +156,7 @@ def _free_memory() -> int | None:
 
 
 def _logits(model: Transformer, opened: OpenModel, prompts: list[tuple[int, ...]]) -> Tensor:
-    """Of the last rows of each prompt, after a forward of its own."""
+    """Returns the logits of the last rows of each prompt, from a forward of its own."""
     found = []
     for prompt in prompts:
         rows = len(prompt)
@@ -176,7 +176,7 @@ def _logits(model: Transformer, opened: OpenModel, prompts: list[tuple[int, ...]
 
 
 def _timings(opened: OpenModel, model: Transformer) -> Iterable[Finding]:
-    """Medians of the steps of one sample, beside the time in which the device could read or multiply as much."""
+    """Yields median times of one sample's steps, beside the time in which the device could read or multiply as much."""
     machine = measure_machine(model.device, model.dtype)
     says = f"reads {machine.bytes_per_s / 1e9:.4g} GB/s, multiplies {machine.flops_per_s / 1e12:.3g} TFLOP/s"
     yield Finding("limits", True, f"{says} in {_name(model.dtype)}, measured")
@@ -193,7 +193,7 @@ def _timings(opened: OpenModel, model: Transformer) -> Iterable[Finding]:
 
 
 def _timed(opened: OpenModel, model: Transformer, rules: tuple[Rule, ...]) -> Trace:
-    """A decode of a known number of steps, after one that warms up."""
+    """Returns the trace of a decode with a known number of steps, after one that warms up."""
     decoding = replace(opened.decoding, stop_ids=(), join="none")
     engine = Engine(model, policy=Fixed(ROWS_PER_STEP), rules=rules, batch_size=1, decoding=decoding)
     prompts = random_prompts(model, [2 * decoding.block_size], [2 * decoding.block_size])

@@ -1,4 +1,4 @@
-"""Devices that we do not have: what their data sheets say, and what rows of a model of some shape would take there.
+"""Devices that we do not have: what their data sheets say, and what rows of a model of some shape would cost there.
 
 A part of a layer takes as long as reading its weights, multiplying its rows, or launching its operations, whichever is
 longest. None of it was measured; a profile says where its numbers are from.
@@ -19,8 +19,8 @@ BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 ROWS = tuple(1 << power for power in range(13))
 
 # Assumptions that no data sheet holds, the same for every device.
-READ_SHARE, MULTIPLY_SHARE = 0.8, 0.6  # of the peaks that well-made kernels reach
-LAUNCH_SECONDS = 6e-6  # of one operation of PyTorch's eager mode, on the host
+READ_SHARE, MULTIPLY_SHARE = 0.8, 0.6  # of the peaks, that well-made kernels reach
+LAUNCH_SECONDS = 6e-6  # for one operation in PyTorch's eager mode, on the host
 ATTENTION_LAUNCHES, MLP_LAUNCHES, OTHER_LAUNCHES = 11, 6, 30  # as tests/engine/test_stand_in_device.py counts them
 TICK_SECONDS, SAMPLE_SECONDS, RULE_SECONDS = 200e-6, 60e-6, 5e-6  # planning on the host
 
@@ -37,7 +37,7 @@ class DeviceProfile:
 
     @property
     def dtype(self) -> str:
-        """What `auto` means there."""
+        """The dtype that `auto` means on the device."""
         return "bfloat16" if "bfloat16" in self.tflops else "float16"
 
     def holds(self, config: ModelConfig) -> bool:

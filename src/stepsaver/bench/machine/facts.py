@@ -1,4 +1,4 @@
-"""Where a run was begun: host, job, and the device with its memory and driver. No part of identity."""
+"""Where a run began: host, job, and the device with its memory and driver. Not part of its identity."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ def machine_facts(device: torch.device) -> dict[str, Any]:
 
 
 def job_id() -> str | None:
-    """Of SLURM, with the index in its array; None where no job runs. No other variable is read."""
+    """Returns SLURM's id of this job, with the index in its array; None outside a job. Reads no other variable."""
     array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{index}" if array and index else os.environ.get("SLURM_JOB_ID")
 
@@ -38,7 +38,7 @@ def _memory_and_driver(device: torch.device) -> dict[str, Any]:
 
 
 def _driver(device: torch.device) -> str | None:
-    """The version that the vendor's own tool names; None where it is not installed or does not answer."""
+    """Returns the version that the vendor's own tool names; None if it is not installed or does not answer."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", f"--id={device.index or 0}"]
@@ -50,7 +50,7 @@ def _driver(device: torch.device) -> str | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most memory that this process has used so far: of the device, or of the machine."""
+    """Returns the most bytes that this process has used so far: of the GPU's memory, else of the machine's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

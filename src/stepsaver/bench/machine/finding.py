@@ -1,4 +1,4 @@
-"""What `stepsaver doctor` finds of a machine or a checkpoint. Imports nothing slow, for `--help`."""
+"""What `stepsaver doctor` finds out about a machine or a checkpoint. Imports nothing slow: `--help` loads it."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Writes models of random weights in llama.cpp's format (GGUF 3): what it needs to run a shape, and no tokenizer."""
+"""Writes models with random weights in llama.cpp's format (GGUF 3): enough to run a shape, without a tokenizer."""
 
 import struct
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def facts(config: ModelConfig) -> dict[str, str | int | float]:
 
 
 def tensors(config: ModelConfig, dtype: torch.dtype) -> Iterator[TensorPlan]:
-    """Maps in `dtype`, vectors in float32."""
+    """Yields the tensors of a model: maps in `dtype`, vectors in float32."""
     queries, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     yield TensorPlan("token_embd.weight", (config.vocab, config.hidden), dtype)
     for layer in range(config.layers):
@@ -84,7 +84,7 @@ def tensors(config: ModelConfig, dtype: torch.dtype) -> Iterator[TensorPlan]:
 
 
 def write_random(config: ModelConfig, path: Path, dtype: torch.dtype = torch.float16) -> None:
-    """A model of the given shape, written tensor by tensor."""
+    """Writes a model of the given shape, tensor by tensor."""
     assert config.qkv_bias, "the architecture that is written has biases"
     planned = list(tensors(config, dtype))
     with path.open("wb") as file:

@@ -1,4 +1,4 @@
-"""What this machine could do at best, measured: how fast it reads and multiplies, and how near to that a step is."""
+"""What this machine can do at best, measured: how fast it reads and multiplies, and how close a step comes to that."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -14,12 +14,12 @@ from stepsaver.engine.trace import ForwardRecord, Trace
 
 READ = 1 << 27  # numbers: more than any cache holds
 MULTIPLIED, MULTIPLIED_ELSEWHERE = 1024, 8192  # rows, inputs and outputs: on a CPU, and on a device with more units
-TIMES = 7  # the best of which counts: a limit is what is possible
+TIMES = 7  # repeats, of which the best counts: a limit is what is possible
 KINDS = ("prefill", "full", "sub", "commit")
 
 
 def measure_machine(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Machine:
-    """On a CPU with as many threads as torch uses. Numbers are read in single precision: only their bytes count."""
+    """Measures a device; a CPU with as many threads as torch uses. What is read is float32: only the bytes count."""
     device = torch.device(device)
     numbers = torch.ones(READ, device=device)
     size = MULTIPLIED if device.type == "cpu" else MULTIPLIED_ELSEWHERE
@@ -54,7 +54,7 @@ class StepTime:
 
 
 def step_times(model: Transformer, traces: Iterable[Trace], machine: Machine) -> dict[str, StepTime]:
-    """By kind of step, those that there are."""
+    """Returns the times by kind of step, for the kinds that the traces have."""
     of_kind: dict[str, list[ForwardRecord]] = {kind: [] for kind in KINDS}
     for record in (record for trace in traces for record in trace.records):
         kinds = {entry.kind for entry in record.entries}

@@ -1,9 +1,9 @@
 """Measures `RowCosts` on this machine: real forwards of the engine on scratch caches, and real ticks of a decode.
 
 A forward is run four times with the same rows: whole, without the attention of its layers, without their MLPs as well
-(all deltas from the cache), and without its head. What lies between two of them is what a part takes. The same rows as
-those of one sample and as those of many say what each sample's context costs, however few its rows. All are
-interleaved, and every figure is the lower quartile of its repeats: what disturbs a machine only ever adds.
+(all deltas from the cache), and without its head. The difference between two of them is the time of a part. The same
+rows, once as one sample's and once as those of many, tell what each sample's context costs, however few its rows. All
+are interleaved, and every figure is the lower quartile of its repeats: a disturbance only ever adds time.
 """
 
 from collections.abc import Sequence
@@ -42,10 +42,10 @@ from stepsaver.engine.trace import Trace
 
 BUDGET_SECONDS = 45.0
 MOST_ROWS = 1024
-SAMPLE_ROWS = 32  # of one sample, at most: a block
-LONG_CONTEXT = 512  # up to which our own kernel attends; curves are measured at a quarter of it
+SAMPLE_ROWS = 32  # the most of one sample: a block
+LONG_CONTEXT = 512  # the most that our own kernel attends to; curves are measured at a quarter of it
 LEAST_REPEATS, REPEATS = 3, 7
-ROUND = 5.0  # a round of all, in whole forwards of the most rows, about
+ROUND = 5.0  # about how long a round of all takes, in whole forwards of the most rows
 TICK_BATCHES = (1, 8)
 TICK_RULES: tuple[Rule, ...] = (PreviousRow(), Trim(), NearRows(), LightCommit())  # what planning costs with rules
 TICK_TOKENS = 8
@@ -55,7 +55,7 @@ RUNS: tuple[Runs, ...] = ("whole", "mlp", "nothing", "no head")
 
 
 class Layout(NamedTuple):
-    """How rows are spread over samples: as many each, which see as much context."""
+    """How rows are spread over samples: each has `rows` of them, which see `context` rows, themselves included."""
 
     samples: int
     rows: int
@@ -77,7 +77,7 @@ class Scratch:
         every = frozenset(range(model.config.layers))
         deltas = DeltaCache(model.config, layers=every, slots=slots, block_size=rows, **kept)  # type: ignore[arg-type]
         for part in (part for layer in deltas.by_layer.values() for part in layer):
-            part.zero_()  # what happens to be in memory may be no number
+            part.zero_()  # memory that nothing has written may hold NaN
         memory = Memory(cache, None, model.rotations(capacity))
         decoding = replace(self.decoding, prefix_cache=True)
         self.plain = BatchContext(model, memory, Denoising(Fixed()), decoding, (), Sampling(), slots)
@@ -86,7 +86,7 @@ class Scratch:
         self.samples: list[Sample] = [self.plain.moves.join(self.plain, slot, request, slot) for slot in range(slots)]
 
     def seconds(self, layout: Layout, runs: Runs) -> float:
-        """Of one forward, the choice of tokens included."""
+        """Returns the seconds of one forward, including the choice of tokens."""
         plan = _plan(layout.rows, runs, self.model.config.layers)
         tokens = np.zeros(layout.rows, dtype=np.int64)
         start = layout.context - layout.rows
@@ -113,7 +113,7 @@ def measure_row_costs(
     decoding: DecodingSettings | None = None,
     budget_seconds: float = BUDGET_SECONDS,
 ) -> RowCosts:
-    """Takes the budget at most, about, and less for a small model; of a large one fewer rows are measured."""
+    """Takes about the budget at most, less for a small model; for a large one, fewer numbers of rows are measured."""
     started = perf_counter()
     decoding, config = decoding or resolve_decoding(model.config), model.config
     tick, sample, rule = _tick_seconds(model, decoding)
@@ -153,8 +153,8 @@ def measure_row_costs(
 def _part_seconds(
     model: Transformer, decoding: DecodingSettings, layouts: Sequence[Layout], until: float
 ) -> tuple[dict[str, list[float]], float, float]:
-    """By part, what all layers take of it in each layout; what packing one more sample's rows does; and what one more
-    sample's context does, by row and layer.
+    """Returns seconds: by part, those of all layers in each layout; those of packing one more sample's rows; and those
+    of one more sample's context, by row and layer.
     """
     largest = layouts[-1]
     apart = Layout(min(largest.rows, largest.samples), 1, largest.context)  # as many rows as samples
@@ -175,7 +175,7 @@ def _part_seconds(
 
 
 class ContextSlope(NamedTuple):
-    """What one more row of context takes of some samples with some rows in all, in one layer."""
+    """The seconds of one more row of context in one layer, for `samples` samples that have `rows` rows in all."""
 
     seconds: float
     samples: int
@@ -185,7 +185,7 @@ class ContextSlope(NamedTuple):
 def _context_seconds(
     model: Transformer, decoding: DecodingSettings, long: int, until: float
 ) -> tuple[ContextSlope, float]:
-    """What more context takes; and what a row of a forward takes in all."""
+    """Returns what more context costs, and the seconds of a row of a forward, all included."""
     near, far = (Layout(4, max(min(SAMPLE_ROWS, long // 4) // 2, 1), seen) for seen in (long // 4, long))
     taken = _measure(Scratch(model, decoding, far), [(near, "whole"), (far, "whole")], until)
     more = max(taken[far, "whole"] - taken[near, "whole"], 0.0)
@@ -200,13 +200,13 @@ def shape_text(config: ModelConfig) -> str:
 
 
 def _row_counts(most: float) -> list[int]:
-    """1, 2, 4 ... rows: `most` at most, but those of a block at least."""
+    """Returns 1, 2, 4 ... up to `most` rows, but at least up to those of a block."""
     last = min(max(most, SAMPLE_ROWS), MOST_ROWS)
     return [1 << power for power in range(MOST_ROWS.bit_length()) if 1 << power <= last]
 
 
 def _measure(scratch: Scratch, wanted: Sequence[tuple[Layout, Runs]], until: float) -> Taken:
-    """Rounds of all that is wanted, there and back, until there are enough or the time has come."""
+    """Measures all that is wanted in rounds, in alternating order, until there are enough or the time is up."""
     times: dict[tuple[Layout, Runs], list[float]] = {each: [] for each in wanted}
     for layout, runs in wanted:
         if layout.samples * layout.rows <= SAMPLE_ROWS:
@@ -220,13 +220,13 @@ def _measure(scratch: Scratch, wanted: Sequence[tuple[Layout, Runs]], until: flo
 
 
 def _ascending(seconds: Sequence[float]) -> tuple[float, ...]:
-    """More rows never take less: what says so is noise, and evened out."""
+    """Returns seconds that never fall: more rows never take less, so a fall is noise and is evened out."""
     return tuple(isotonic_regression(np.maximum(seconds, 0.0)).x.tolist())
 
 
 def _tick_seconds(model: Transformer, decoding: DecodingSettings) -> tuple[float, float, float]:
-    """What a tick takes beside its forward, what each sample in it does, and what each rule does for a sample: real
-    decodes of few and more samples, without rules and with those that fit the model.
+    """Returns the seconds of a tick beside its forward, of each sample in it, and of each rule for a sample: measured
+    in real decodes of few and more samples, without rules and with those that fit the model.
     """
     fitting = tuple(rule for rule in TICK_RULES if _fits(rule, decoding, model.config.layers))
     few, more = TICK_BATCHES

@@ -14,7 +14,7 @@ from stepsaver.bench.results.durable import write_beside
 
 @dataclass(frozen=True)
 class Measurement:
-    command: str  # that measures it again
+    command: str  # measures it again
     machine: str
     date: str
     columns: tuple[str, ...]
@@ -30,7 +30,7 @@ def store_measurement(path: Path, command: str, columns: Sequence[str], rows: Se
 
 
 def read_measurement(path: Path) -> Measurement | None:
-    """None if there is no such file, or if it is something else."""
+    """Returns None if there is no such file, or if it is something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         columns, rows = tuple(map(str, content["columns"])), tuple(tuple(map(str, row)) for row in content["rows"])
@@ -41,5 +41,5 @@ def read_measurement(path: Path) -> Measurement | None:
 
 
 def machine_text() -> str:
-    """Processor and number of threads that torch uses."""
+    """Returns the processor and the number of threads that torch uses."""
     return f"{device_name(torch.device('cpu'))}, {torch.get_num_threads()} threads"

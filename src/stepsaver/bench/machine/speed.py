@@ -20,7 +20,7 @@ from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.rules.rule import Rule, parse_rule
 from stepsaver.engine.trace import COMPUTED_STEPS, ForwardRecord, Trace
 
-RULES = ("near_rows:ahead=0", "light_commit:settle=1")  # what steps with rules are measured with
+RULES = ("near_rows:ahead=0", "light_commit:settle=1")  # the rules that are measured
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def spread(values: list[float]) -> Spread:
 
 
 def fixed_engine(model: Transformer, *, batch: int, rows_per_step: int, rules: tuple[Rule, ...] = ()) -> Engine:
-    """Never stops before its limit and reveals a fixed number of rows, so that the number of steps is known."""
+    """Returns an engine that never stops before its limit and reveals a fixed number of rows: its steps are known."""
     decoding = resolve_decoding(model.config, stop_ids=())
     return Engine(model, policy=Fixed(rows_per_step), rules=rules, batch_size=batch, decoding=decoding)
 
@@ -65,7 +65,7 @@ AnyTrace = TypeVar("AnyTrace", bound=Trace)
 
 
 def decode_once(engine: Engine, prompts: list[Prompt], trace: AnyTrace) -> AnyTrace:
-    """Fills the trace."""
+    """Decodes the prompts, fills the trace and returns it."""
     for _ in engine.generate(prompts, max_new_tokens=0, trace=trace):
         pass
     return trace
@@ -73,7 +73,7 @@ def decode_once(engine: Engine, prompts: list[Prompt], trace: AnyTrace) -> AnyTr
 
 @dataclass
 class PairedTrace(Trace):
-    """After every forward, the bare multiplications of the same shape: both meet the machine in the same state."""
+    """Runs the bare multiplications of the same shape after every forward: both find the machine in the same state."""
 
     bare: BareModel = field(kw_only=True)
     bare_seconds: list[float] = field(default_factory=list)
@@ -90,8 +90,8 @@ class PairedTrace(Trace):
 def measure_efficiency(
     model: Transformer, bare: BareModel, machine: Machine, workload: Workload, repeats: int
 ) -> dict[str, Any]:
-    """Tokens/s and forwards/s, the share of the decode's time that its bare multiplications take, and how near each
-    kind of step is to the machine's limit, without rules and, in turn, with them.
+    """Measures tokens/s and forwards/s, the share of the decode's time that its bare multiplications take, and how
+    close each kind of step comes to the machine's limit; without rules and with them, in turn.
     """
     rules = tuple(map(parse_rule, RULES))
     engine = fixed_engine(model, batch=workload.batch, rows_per_step=workload.rows_per_step)
@@ -123,7 +123,7 @@ def _rates(traces: Sequence[Trace]) -> Spread:
 
 
 def _seconds_of(traces: Iterable[Trace], kind: str) -> Iterator[float]:
-    """The seconds of the forwards in which every sample took a step of that kind."""
+    """Yields the seconds of the forwards in which every sample took a step of that kind."""
     return (
         record.seconds
         for trace in traces
@@ -133,7 +133,7 @@ def _seconds_of(traces: Iterable[Trace], kind: str) -> Iterator[float]:
 
 
 def measure_refill(model: Transformer, repeats: int, *, prompts: int = 64, batch: int = 16) -> dict[str, Any]:
-    """Continuous batching against batches that neither shrink nor refill, for outputs of 32 to 256 tokens."""
+    """Measures continuous batching against batches that neither shrink nor refill, for outputs of 32 to 256 tokens."""
     generator = torch.Generator().manual_seed(1)
     limits = (32 + 32 * torch.randint(0, 8, (prompts,), generator=generator)).tolist()
     lengths = torch.randint(8, 64, (prompts,), generator=generator).tolist()
@@ -162,7 +162,7 @@ def measure_refill(model: Transformer, repeats: int, *, prompts: int = 64, batch
 
 
 def measure_context(model: Transformer, repeats: int, contexts: tuple[int, ...] = (256, 1024, 4096)) -> list[dict]:
-    """Milliseconds of a step after contexts of growing length: what grows is attention alone."""
+    """Measures the milliseconds of a step after contexts of growing length: only attention grows."""
     engine = fixed_engine(model, batch=1, rows_per_step=4)
     rows: dict[int, list[Trace]] = {context: [] for context in contexts}
     for _ in range(repeats):

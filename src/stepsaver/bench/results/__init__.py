@@ -1,1 +1,1 @@
-"""What is stored: files that vouch for themselves, and what a run is identified by."""
+"""What is stored: files with checksums, and what identifies a run."""

@@ -1,8 +1,8 @@
-"""Lines and documents that vouch for themselves: a file of results says which run it is of, and when it was altered.
+"""Lines and documents with checksums: a file of results says which run it belongs to, and shows if it was altered.
 
 The first line of a file names the file and its run. Every line ends with a checksum of itself, of the line before and
-of that name, so a line that was changed, taken out, put in, doubled or swapped, or is of another run, is found. There
-is no secret in it: whoever computes the checksums again is not found out.
+of that name, so a line that was changed, taken out, put in, doubled or swapped, or is from another run, is found. There
+is no secret in it: somebody who computes the checksums again is not found out.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ ENDING = re.compile(rb', "sum": "([0-9a-f]{16})"\}\Z')
 
 
 class Line(NamedTuple):
-    """A line of a file. One that cannot be read has no content, and no line after it holds."""
+    """A line of a file. One that cannot be read has no content, and the line after it does not hold."""
 
     number: int  # in the file, from 1
     raw: bytes
     content: dict[str, Any]
     sum: str | None
-    holds: bool
+    holds: bool  # its checksum is right
 
 
 def first_line(file: str, run_id: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def first_line(file: str, run_id: str) -> dict[str, Any]:
 
 
 def seal(contents: Iterable[Mapping[str, Any]], first: Mapping[str, Any], after: str = "") -> tuple[bytes, str]:
-    """Lines as they are stored after a line with some checksum, and the checksum of the last of them.
+    """Returns the lines as they are stored after a line with the checksum `after`, and the checksum of the last one.
 
     `first` is the content of the file's first line, which may be among them.
     """
@@ -44,7 +44,7 @@ def seal(contents: Iterable[Mapping[str, Any]], first: Mapping[str, Any], after:
 
 
 def read_lines(content: bytes) -> tuple[list[Line], bytes]:
-    """The lines of a file, and what an unfinished write left after the last of them."""
+    """Returns the lines of a file, and what an unfinished write left after the last of them."""
     *whole, tail = content.split(b"\n")
     lines: list[Line] = []
     name = _name(_parsed(whole[0])) if whole else ""
@@ -54,7 +54,7 @@ def read_lines(content: bytes) -> tuple[list[Line], bytes]:
         found, stated = _parsed(raw), ENDING.search(raw)
         own = stated[1].decode() if stated and found else None
         payload = raw[: stated.start()] + b"}" if stated else raw
-        # a checksum that was there before is a line's copy, which would hold after a copy of the line before it
+        # a repeated checksum is that of a copied line, which would hold after a copy of the line before it
         holds = own not in seen and after is not None and own == _checksum(payload, name + after)
         found.pop(SUM, None)
         lines.append(Line(number, raw + b"\n", found, own, holds))
@@ -64,13 +64,13 @@ def read_lines(content: bytes) -> tuple[list[Line], bytes]:
 
 
 def reseal(content: bytes) -> bytes:
-    """Lines of which some were taken out, with checksums that hold again."""
+    """Returns the lines with checksums that hold again, after some lines were taken out."""
     contents = [line.content for line in read_lines(content)[0]]
     return seal(contents, contents[0])[0] if contents else b""
 
 
 def last_sum(content: bytes) -> str:
-    """The checksum of the last line."""
+    """Returns the checksum of the last line."""
     found = read_lines(content)[0][-1].sum
     assert found is not None, "only lines that hold are kept"
     return found
@@ -93,7 +93,7 @@ def _checksum(payload: bytes, after: str) -> str:
 
 
 def seal_document(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON document with the checksum of the rest of it."""
+    """Returns a JSON document with its checksum added."""
     plain = json.loads(json.dumps(content, default=str))
     return {**plain, SUM: _document_sum(plain)}
 

@@ -1,4 +1,4 @@
-"""Writing so that nothing is torn: an append that fails leaves the file as it was, a file is replaced at once."""
+"""Writes that tear nothing: an append that fails leaves the file as it was, and a file is replaced in one step."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from stepsaver.engine.errors import UsageError
 
 
 def append_synced(path: Path, content: bytes) -> None:
-    """Appends all of it or nothing. Unbuffered: what a buffer still holds would be written when the file is closed."""
+    """Appends all of it or nothing. Unbuffered: closing the file would write what a buffer still holds."""
     try:
         with path.open("ab", buffering=0) as stream:
             before = stream.tell()
@@ -22,14 +22,14 @@ def append_synced(path: Path, content: bytes) -> None:
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """A write may take a part only, as when a disk is about to be full."""
+    """Writes everything: a single write may take only a part, such as when a disk is almost full."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def write_beside(path: Path, content: str | bytes) -> None:
-    """Replaces a file at once: whoever reads it finds the old content or the new."""
+    """Replaces a file in one step: whoever reads it finds the old content or the new."""
     beside = path.with_name(path.name + ".writing")
     try:
         try:

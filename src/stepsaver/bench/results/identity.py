@@ -22,7 +22,7 @@ NUMERIC_PACKAGES = ("torch", "numpy", "lm_eval", "tokenizers", "datasets")
 
 @cache
 def source_hash() -> str:
-    """Of the engine's and the evaluation's source."""
+    """Returns the hash of the engine's and the evaluation's source."""
     digest = hashlib.sha256()
     for part in ("engine", "evaluation"):
         for path in sorted(path for path in (PACKAGE / part).rglob("*") if path.suffix in (".py", ".c", ".h")):
@@ -31,13 +31,13 @@ def source_hash() -> str:
 
 
 def plugin_hashes(objects: Iterable[object]) -> dict[str, str]:
-    """Of the source of rules and policies that are not ours, by name: `source_hash` does not know it."""
+    """Returns, by name, the hashes of rules and policies that are not ours, which `source_hash` does not cover."""
     foreign = [type(each) for each in objects if not type(each).__module__.startswith("stepsaver.")]
     return {vars(each)["name"]: hashlib.sha256(_source(each)).hexdigest()[:16] for each in foreign}
 
 
 def _source(made: type) -> bytes:
-    """The file that a class is defined in, since it may use the rest of it; else the class; else its functions."""
+    """Returns the file that defines a class, since it may use the rest of it; else the class; else its functions."""
     try:
         return Path(inspect.getsourcefile(made) or "").read_bytes()
     except (OSError, TypeError):
@@ -50,7 +50,7 @@ def _source(made: type) -> bytes:
 
 
 def folder_hash(folder: Path) -> str:
-    """Of a checkpoint: its weights, configuration and tokenizer."""
+    """Returns the hash of a checkpoint: its weights, configuration and tokenizer."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.suffix in (".safetensors", ".json", ".jinja", ".txt"):
@@ -65,7 +65,7 @@ def library_versions() -> dict[str, str]:
 
 
 def environment() -> dict[str, Any]:
-    """What this process runs on: versions and threads. Never the environment's variables, which may hold secrets."""
+    """Returns what this process runs on: versions and threads. Never environment variables, which may hold secrets."""
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -79,17 +79,17 @@ def run_id(identity: Identity) -> str:
 
 
 def differing_parts(one: Identity, other: Identity) -> list[str]:
-    """What makes two runs different ones."""
+    """Returns the names of the fields that make two runs different ones."""
     ours, theirs = (json.loads(json.dumps(each.as_json())) for each in (one, other))
     return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
 
 
 def git_state() -> dict[str, Any]:
-    """Provenance: commit, branch, and whether `src/` differs from the commit. Empty where there is no git."""
+    """Returns commit, branch, and whether `src/` differs from the commit; all None if there is no git."""
     root = PACKAGE.parent.parent
     try:
         commit = _git(root, "rev-parse", "HEAD")
-        branch = _git(root, "branch", "--show-current") or None  # none: a commit that is checked out by itself
+        branch = _git(root, "branch", "--show-current") or None  # none: a detached HEAD
         changed = _git(root, "status", "--porcelain", "--", "src")
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "branch": None, "dirty": None}

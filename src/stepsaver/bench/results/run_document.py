@@ -1,4 +1,4 @@
-"""`run.json`: what a run is identified by, and where it was begun."""
+"""`run.json`: what identifies a run, and where it began."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,19 +15,19 @@ class DecodingIdentity(Stored):
     bos_id: int | None = None
     prefix_cache: bool
     block_cache: bool
-    predicts: Predicts = "next"  # runs before there were others do not say it
+    predicts: Predicts = "next"  # runs from before there were others do not say
     join: str = "none"
 
 
 class Identity(Stored):
-    """Everything that changes a run's numbers. What has a default here was not written by every version."""
+    """Everything that changes a run's numbers. Fields with a default were not written by every version."""
 
     plugins: dict[str, str] | None = None  # hashes of rules and policies that are not ours, where there are any
     model: str | None = None  # hash
     layers: int
     source: str | None = None  # hash
     libraries: dict[str, str] | None = None
-    kernels: bool | None = None  # whether they served
+    kernels: bool | None = None  # whether they were used
     weights: str | None = None
     rules: list[str]
     policy: str
@@ -48,12 +48,12 @@ class Identity(Stored):
 
 
 class Provenance(Stored):
-    """Where a run was begun: no part of its identity."""
+    """Where a run began. Not part of its identity."""
 
     git: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
     machine: dict[str, Any] | None = None
-    given: dict[str, Any] | None = None  # what the command line changed of the experiment's file
+    given: dict[str, Any] | None = None  # what the command line changed in the experiment's file
 
 
 class RunDocument(Stored):
@@ -61,4 +61,4 @@ class RunDocument(Stored):
     opened_by: str | None = None  # the label of the run whose first process opened it
     provenance: Provenance | None = None
     identity: Identity
-    sum: str | None = None  # None: of the former format
+    sum: str | None = None  # None: in the former format

@@ -1,9 +1,9 @@
 """Results on disk: one folder per config and task, samples appended chunk by chunk, a summary written at the end.
 
-A chunk is its line in `trace.jsonl`, then its samples in one write and one sync, closed by a line of their own. What
-stands after the last such line is a torn tail and is cut off before the next write. Every file says which run it is of
-and every line holds by its checksum (`chain.py`): nothing is ever read from a run with another id, and what was altered
-is set aside, said, and run again.
+A chunk is stored as its line in `trace.jsonl`, then its samples in one write and one sync, ended by a closing line.
+Whatever follows the last closing line is a torn tail and is cut off before the next write. Every file names its run and
+every line has a checksum (`chain.py`): nothing is ever read from a run with another id, and what was altered is set
+aside, reported, and run again.
 """
 
 import json
@@ -26,7 +26,7 @@ from stepsaver.evaluation.evaluate import DocumentScore
 from stepsaver.evaluation.records import RequestRecord, record_to_json
 
 SAMPLES, TRACE, SCORES, SUMMARY, IDENTITY = "samples.jsonl", "trace.jsonl", "scores.jsonl", "summary.json", "run.json"
-DAMAGED, OTHER_RUN = "damaged", "other-run"  # how the name of a file goes on that was set aside
+DAMAGED, OTHER_RUN = "damaged", "other-run"  # what is added to the name of a file that is set aside
 
 
 class StoredScore(Stored):
@@ -39,7 +39,7 @@ class StoredScore(Stored):
 
 @dataclass
 class CellFiles:
-    """The stored part of one config on one task."""
+    """What is stored of one cell: a config on a task."""
 
     folder: Path
     run_id: str
@@ -47,13 +47,13 @@ class CellFiles:
     timings: list[Timing] = field(default_factory=list)  # a chunk may have been timed more than once
     sessions: dict[int, str] = field(default_factory=dict)  # by chunk, the session that its samples come from
     damaged: list[Path] = field(default_factory=list)  # files that were set aside when the cell was opened
-    faults: list[str] = field(default_factory=list)  # what does not hold, or is not of this run
+    faults: list[str] = field(default_factory=list)  # what does not hold, or is not from this run
     notes: list[str] = field(default_factory=list)  # what was done about it
     ends: dict[str, str] = field(default_factory=dict)  # by file, the checksum of its last line
-    provenance: Provenance = field(default_factory=Provenance)  # of the run's beginning
+    provenance: Provenance = field(default_factory=Provenance)  # from when the run began
 
     def append_chunk(self, chunk: int, records: Sequence[RequestRecord], timing: Timing) -> None:
-        """Stores a finished chunk: all of its samples or none. The timing goes first, so that none is without it."""
+        """Stores a finished chunk: all of its samples or none. The timing goes first, so that no chunk lacks one."""
         self.append_timing(timing)
         closing = {"chunk_end": chunk, "records": len(records), "session": timing.session}
         self._append(SAMPLES, [*({"chunk": chunk, **record_to_json(record)} for record in records), closing])
@@ -61,7 +61,7 @@ class CellFiles:
         self.sessions[chunk] = timing.session
 
     def append_timing(self, timing: Timing) -> None:
-        """Stores what a chunk took; alone if its samples are there, as of a baseline timed beside another config."""
+        """Stores a chunk's timing; alone if its samples are there, as for a baseline timed beside another config."""
         self._append(TRACE, [timing.as_json()])
         self.timings.append(timing)
 
@@ -73,11 +73,11 @@ class CellFiles:
         self.ends[name] = end
 
     def write_summary(self, summary: Summary) -> None:
-        """With where the files ended that it was made of: what is cut off from them later is missed."""
+        """Writes the summary, with the last checksums of the files it was made from: lines cut off later are missed."""
         _write_document(self.folder / SUMMARY, summary.model_copy(update={"made_of": self.ends}))
 
     def write_scores(self, scores: Iterable[DocumentScore]) -> None:
-        """How right each document's answer is, in place of what was there before."""
+        """Writes how right each document's answer is, replacing what was there before."""
         first = first_line(SCORES, self.run_id)
         content, end = seal([first, *(StoredScore(**asdict(each)).as_json() for each in scores)], first)
         write_beside(self.folder / SCORES, content)
@@ -89,18 +89,18 @@ class CellFiles:
 
     @property
     def repeats(self) -> dict[tuple[int, str], Timing]:
-        """Timings that count instead of others, by the chunk and session of those."""
+        """Timings that replace others, by the chunk and session of those that they replace."""
         return {(each.chunk, each.instead_of): each for each in self.timings if each.instead_of}
 
     @property
     def counting_timings(self) -> list[Timing]:
-        """All that were taken, but for those that another one counts instead of."""
+        """All timings but those that another one replaces."""
         repeated = self.repeats
         return [each for each in self.timings if each.key not in repeated]
 
     @property
     def own_timings(self) -> list[Timing]:
-        """One timing per stored chunk: of the session that its samples come from, or what counts instead of it."""
+        """One timing per stored chunk: of the session that its samples come from, or the one that replaces it."""
         by_run, repeated = {each.key: each for each in self.timings}, self.repeats
         found = []
         for chunk in sorted(self.sessions):
@@ -120,10 +120,10 @@ def open_cell_files(
     label: str = "",
     provenance: Provenance | None = None,
 ) -> CellFiles:
-    """The cell for a run. Results of another run, or all of them with `force`, move to `previous/<run id>`.
+    """Opens the cell for a run. Results of another run, or with `force` all, move to `previous/<config>-<run id>`.
 
-    `label` names the run that opens it: of its processes only the first may set anything aside. `provenance` is kept
-    from the moment the run begins.
+    `label` names the run that opens it: only the first of its processes may set anything aside. `provenance` is kept
+    from when the run begins.
     """
     stored = read_run(folder)
     is_ours = stored is not None and bool(label) and stored.opened_by == label
@@ -151,14 +151,14 @@ def open_cell_files(
 
 
 def read_run(folder: Path) -> RunDocument | None:
-    """The content of `run.json`, whether or not it holds; none if it is not there or is something else."""
+    """Returns the content of `run.json`, whether or not it holds; None if it is not there or is something else."""
     return RunDocument.read(read_json(folder / IDENTITY))
 
 
 def read_cell_files(folder: Path, run_id: str, *, repair: bool = False, with_former: bool = False) -> CellFiles:
-    """What is stored of a run and holds. With `repair`, torn tails are cut off and what does not hold is set aside.
+    """Reads what is stored of a run and holds. With `repair`, cuts off torn tails and sets aside what does not hold.
 
-    Files of the former format are read `with_former`, to be looked at; no run goes on with them.
+    Files in the former format are read only `with_former`, to be looked at; no run goes on from them.
     """
     cell = CellFiles(folder, run_id)
     trace, samples, scores = (read_file(folder / name, run_id) for name in (TRACE, SAMPLES, SCORES))
@@ -168,7 +168,7 @@ def read_cell_files(folder: Path, run_id: str, *, repair: bool = False, with_for
     found, broken_chunks = read_chunks(samples) if is_read[samples.owner] else ([], set[int]())
     chunks = [each for each in found if (each.number, each.session) in timed]
     cell.timings = [timing for timing, _ in timings]
-    for chunk in chunks:  # a chunk that stands there twice keeps both: the audit names it
+    for chunk in chunks:  # a chunk that is stored twice keeps both: the audit reports it
         cell.records.setdefault(chunk.number, []).extend(chunk.records)
         cell.sessions.setdefault(chunk.number, chunk.session)
     untimed = {each.number for each in found} - cell.records.keys()
@@ -206,7 +206,7 @@ def _summary_faults(folder: Path, run_id: str, files: Sequence[StoredFile]) -> l
 
 
 def _repair_file(cell: CellFiles, file: StoredFile, kept: Sequence[bytes], again: set[int]) -> None:
-    """Leaves only what holds in a file. Anything but the tail of an unfinished write is damage: a copy stays."""
+    """Leaves only what holds in a file. Anything but the tail of an unfinished write is damage: a copy is kept."""
     path = file.path
     if file.owner != "ours":
         aside = _set_aside(path, OTHER_RUN)
@@ -230,12 +230,12 @@ def _repair_file(cell: CellFiles, file: StoredFile, kept: Sequence[bytes], again
 
 
 def _is_torn_tail(content: bytes, whole: bytes, file: StoredFile) -> bool:
-    """Whether nothing is lost but lines of a write that was not finished."""
+    """Whether only lines of an unfinished write are lost."""
     return content.startswith(whole) and not faults(file) and b'"chunk_end"' not in content[len(whole) :]
 
 
 def _repair_summary(cell: CellFiles, its_faults: Sequence[str]) -> None:
-    """A summary that is not of what is stored is set aside; the run writes another one at its end."""
+    """Sets aside a summary that was not made from what is stored; the run writes another one at its end."""
     path = cell.folder / SUMMARY
     if path.exists() and (its_faults or cell.damaged):
         aside = _set_aside(path, DAMAGED)
@@ -249,7 +249,7 @@ def _listed(numbers: set[int]) -> str:
 
 
 def _set_aside(path: Path, why: str) -> Path:
-    """Gives a file a name that nothing reads; nothing is deleted."""
+    """Gives a file a name that nothing reads, and returns it; nothing is deleted."""
     aside = path.with_name(f"{path.name}.{why}-{time.time_ns()}")
     try:
         return path.rename(aside)
@@ -258,7 +258,7 @@ def _set_aside(path: Path, why: str) -> Path:
 
 
 def _set_folder_aside(folder: Path, stored: RunDocument | None, *, is_former: bool) -> list[str]:
-    """Moves all that is stored to `previous/`; says so where nobody asked for it."""
+    """Moves all that is stored to `previous/`. Returns a note if the former format is the reason."""
     if stored is None and not any((folder / name).exists() for name in (SAMPLES, TRACE, SUMMARY)):
         return []
     target = folder.parent / "previous" / f"{folder.name}-{stored.run_id if stored else 'unknown'}"
@@ -282,12 +282,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_summary(path: Path) -> Summary | None:
-    """None if there is none, or something else."""
+    """Returns None if there is no summary, or if the file is something else."""
     return Summary.read(read_json(path))
 
 
 def read_scores(folder: Path, run_id: str) -> dict[tuple[str, int], float]:
-    """By task and document, how right the answer is; empty where a run did not store it, or where it does not hold."""
+    """Returns, by task and document, how right the answer is; empty if that is not stored or does not hold."""
     file = read_file(folder / SCORES, run_id)
     scores = [StoredScore.read(line.content) for line in file.lines]
     if file.owner != "ours" or faults(file):

@@ -1,4 +1,4 @@
-"""What a run stores has types, and is written and read by the same classes."""
+"""Typed documents: what a run stores is written and read by the same classes."""
 
 from typing import Annotated, Any, Self
 
@@ -10,20 +10,20 @@ Number = int | float
 
 
 class Stored(BaseModel):
-    """A part of a stored document. Other versions wrote more, or less: what is not known here is kept as it is."""
+    """A stored document, or a part of one. Other versions wrote more or less: unknown fields are kept as they are."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     @classmethod
     def read(cls, content: object) -> Self | None:
-        """None if it has not the kinds of values that it should have: then it is something else."""
+        """Returns None if the content does not have the types that it should have: then it is something else."""
         try:
             return cls.model_validate(content)
         except ValidationError:
             return None
 
     def as_json(self) -> dict[str, Any]:
-        """As it was read, or with all that it was made of: nothing is added that a version did not write."""
+        """Returns what was read, or all that it was made with: no default is added that a version did not write."""
         return self.model_dump(exclude_unset=True)
 
 

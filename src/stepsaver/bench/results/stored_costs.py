@@ -1,4 +1,4 @@
-"""`row_costs.jsonl` in a task's folder: what rows took on the machines of its sessions. Predictions are made of it."""
+"""`row_costs.jsonl` in a task's folder: the row costs that its sessions measured, from which predictions are made."""
 
 import json
 from pathlib import Path
@@ -13,19 +13,19 @@ CostsBySession = dict[str, RowCosts]
 
 
 def store_row_costs(folder: Path, session: str, costs: RowCosts) -> None:
-    """Adds what a session measured. Nobody else may be writing."""
+    """Adds what a session measured. No other process may be writing."""
     write_row_costs(folder, read_row_costs(folder) | {session: costs})
 
 
 def write_row_costs(folder: Path, by_session: CostsBySession) -> None:
-    """A line per session, each with its checksum."""
+    """Writes a line per session, each with its checksum."""
     contents = ({"session": session, **costs.as_json()} for session, costs in by_session.items())
     lines = (json.dumps(seal_document(content)) for content in contents)
     write_beside(folder / ROW_COSTS, "".join(f"{line}\n" for line in lines))
 
 
 def read_row_costs(folder: Path) -> CostsBySession:
-    """It is only ever shown, no run goes on from it: lines that do not hold or are of another version are left out."""
+    """Returns the costs without lines that do not hold or are of another version: no run goes on from them."""
     path = folder / ROW_COSTS
     found: CostsBySession = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():

@@ -1,8 +1,8 @@
-"""What stands in `samples.jsonl` and `trace.jsonl`, and what of it can be trusted.
+"""Reads `samples.jsonl` and `trace.jsonl`, and finds what in them can be trusted.
 
-A line that does not hold takes the chunk that it belongs to with it; the other chunks stay. A file of another run, or
-one that does not say whose it is, is nothing of this run. Files of the former format have no checksums: they can be
-looked at, and no run goes on with them.
+If a line does not hold, its whole chunk is dropped; the other chunks stay. A file from another run, or one that does
+not name its run, is not used. Files in the former format have no checksums: they can be looked at, but no run goes on
+from them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ def faults(file: StoredFile) -> list[str]:
 
 
 def read_timings(file: StoredFile) -> tuple[list[tuple[Timing, Line]], set[int]]:
-    """The timings that hold with their lines, and the chunks that are named by lines that do not."""
+    """Returns the timings that hold, with their lines, and the chunks that are named by lines that do not hold."""
     found: list[tuple[Timing, Line]] = []
     broken = set[tuple[Any, Any]]()
     for line in file.lines:
@@ -85,7 +85,9 @@ def read_timings(file: StoredFile) -> tuple[list[tuple[Timing, Line]], set[int]]
 
 
 def read_chunks(file: StoredFile) -> tuple[list[StoredChunk], set[int]]:
-    """The chunks whose lines all hold, and those of lines that do not. A write without its closing line is neither."""
+    """Returns the chunks whose lines all hold, and the numbers of those with a line that does not. A write without its
+    closing line is neither.
+    """
     chunks: list[StoredChunk] = []
     broken: set[int] = set()
     for lines in _sections(file.lines):
@@ -101,7 +103,7 @@ def read_chunks(file: StoredFile) -> tuple[list[StoredChunk], set[int]]:
 
 
 def _sections(lines: Sequence[Line]) -> Iterator[list[Line]]:
-    """Lines up to a closing one; the last may lack it."""
+    """Yields the lines up to each closing line; the last section may lack it."""
     section: list[Line] = []
     for line in lines:
         section.append(line)

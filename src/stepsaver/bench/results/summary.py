@@ -1,4 +1,4 @@
-"""`summary.json`: what a complete cell comes to, in figures."""
+"""`summary.json`: the figures of a complete cell."""
 
 from typing import Annotated
 
@@ -25,7 +25,7 @@ class SpeedUp(Stored):
 
     @property
     def smaller(self) -> Interval:
-        """Garbage raises the first, short answers the second."""
+        """The smaller of the two: garbage raises the first, short answers the second."""
         return min(self.tokens_per_s, self.seconds_per_sample, key=lambda each: each.value)
 
 
@@ -57,14 +57,14 @@ class TimedAgain(Stored):
 
 
 class OtherCores(Stored):
-    """How many cores others kept busy meanwhile, over the chunks."""
+    """How many cores other processes kept busy while the chunks ran."""
 
     median: float
     largest: float
 
 
 class RunParameters(Stored):
-    """What a run was effectively done with, besides its model."""
+    """The settings that a run really had, besides its model."""
 
     rules: list[str]
     policy: str
@@ -85,7 +85,7 @@ class Inert(Stored):
 
 
 class SpotCheck(Stored):
-    """Requests of a config that takes over another one's answers, computed under its own rules."""
+    """Some requests of a config that takes over another one's answers, computed under its own rules as a check."""
 
     requests: int
     different: list[str]
@@ -109,24 +109,24 @@ class Summary(Provenance):
     beside: dict[str, float] = Field(default_factory=dict)
     groups: dict[str, float] = Field(default_factory=dict)
     samples: int
-    baseline: str | None = None  # None: an experiment of an earlier version, which had one
+    baseline: str | None = None  # None: from an earlier version, whose experiments had a single one
     is_baseline: bool
     unlike_baseline: list[str] | None = None  # the parts of its identity in which it differs from the baseline
     different_answers: int | None = None  # requests that the baseline answered otherwise
     paired: Paired
     speed_up: SpeedUp
     speed_up_chunks: int
-    rate: StoredInterval | None = None  # tokens/s of the chunks that the speed-up is made of
+    rate: StoredInterval | None = None  # tokens/s of the chunks that count for the speed-up
     timed_again: list[TimedAgain] = Field(default_factory=list)
     chunks: int
     chunks_not_comparable: int
     sessions: int = 0
     confirmation_p: float
     predicted_speed_up: float | None  # by operations
-    predicted_here: float | None = None  # by what rows take on the machine
+    predicted_here: float | None = None  # by the machine's row costs
     ceiling: float | None = None
     throughput: Throughput
-    tokens_before_stop: int | None = None  # None: nothing was generated, or a version did not count them
+    tokens_before_stop: int | None = None  # None: nothing was generated, or an older version did not count
     cost: CostTotals
     steps: list[Annotated[list[int | str | None], Field(min_length=3)]] | None = None  # as in a timing, merged
     sample_forwards: int | None = None
@@ -143,4 +143,4 @@ class Summary(Provenance):
     equal_to: str | None  # the config whose answers it took over
     spot_check: SpotCheck | None = None
     batch_invariance: BatchInvariance
-    made_of: dict[str, str] = Field(default_factory=dict)  # by file, the checksum of the line where it ended
+    made_of: dict[str, str] = Field(default_factory=dict)  # by file, the checksum of what was its last line

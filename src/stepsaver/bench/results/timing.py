@@ -4,7 +4,7 @@ from typing import Any
 
 from stepsaver.bench.results.stored import Number, Stored
 
-StepCounts = list[list[Any]]  # per group of equal steps: how many, their context in all, then its fields
+StepCounts = list[list[Any]]  # per group of equal steps: how many, the sum of their contexts, then their fields
 Kinds = dict[str, dict[str, Number]]  # by kind of step, what it cost
 
 
@@ -17,7 +17,7 @@ class Timing(Stored):
     requests: int
     tokens: int
     seconds: float
-    predicted_seconds: float | None = None  # by what rows take on the machine, where that was measured
+    predicted_seconds: float | None = None  # by the machine's row costs, if they were measured
     prefill_seconds: float = 0.0
     warm_up_seconds: float
     forwards: Number
@@ -27,14 +27,14 @@ class Timing(Stored):
     row_layers_reused: Number
     by_kind: Kinds
     steps: StepCounts
-    sample_forwards: int | None = None  # summed over samples; None: a version did not count them
+    sample_forwards: int | None = None  # summed over samples; None: an older version did not count them
     planning_seconds: float | None = None
     peak_memory_bytes: int
     loading_seconds: float
     gpu: str | None
-    other_cores: float | None = None  # that others kept busy meanwhile; None where the system does not say
+    other_cores: float | None = None  # that other processes kept busy meanwhile; None if the system does not say
     threads: int | None = None
-    instead_of: str | None = None  # the session whose timing of this chunk it counts instead of
+    instead_of: str | None = None  # the session whose timing of this chunk it replaces
 
     @property
     def key(self) -> tuple[int, str]:

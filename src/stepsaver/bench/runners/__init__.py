@@ -1,6 +1,6 @@
 """Where the shards of a run are run: one file per runner, found by its name.
 
-A runner has `launch(shards, logs, resources, progress)`, which says whether the shards are done when it returns.
+A runner has `launch(shards, logs, resources, progress)`, which returns whether the shards are done.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Shards on this machine: one in this process, several in a process each, with logs of their own."""
+"""Shards on this machine: a single one in this process, several in a process each, with its own log."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ POLL_SECONDS = 0.2
 
 
 def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: Progress) -> bool:
-    """Runs all shards to their end. What the others have stored stays if one of them fails."""
+    """Runs all shards to their end and returns True. If one fails, what the others have stored stays."""
     if len(shards) == 1:
         shards[0].run(progress)
         return True
@@ -50,7 +50,7 @@ def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: 
 
 
 def _run_logged(shard: Shard, path: Path, threads: int) -> None:
-    """What the process of a shard does; all that it prints goes to its log."""
+    """Runs a shard in a process of its own; all that it prints goes to its log."""
     with path.open("a", encoding="utf-8") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
@@ -59,7 +59,7 @@ def _run_logged(shard: Shard, path: Path, threads: int) -> None:
 
 
 def _chunks_done(path: Path) -> tuple[int, int]:
-    """Chunks done and chunks in all of the config that a shard's log speaks of last."""
+    """Returns the chunks done and the chunks in all of the config that a shard's log mentions last."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     found = re.findall(r": (\d+) of (\d+) chunks$", text, re.MULTILINE)
     return (int(found[-1][0]), int(found[-1][1])) if found else (0, 1)

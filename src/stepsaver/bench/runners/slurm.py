@@ -28,11 +28,11 @@ class RunShard(Checkpointable):
     def __call__(self, shard: Shard) -> None:
         for folder in shard.run(log_progress):
             findings = list(map(str, audit(read_evidence(shard.experiment, shard.results, folder))))
-            print(*findings or [f"audit: {folder} is complete, and nothing stands against it"], sep="\n", flush=True)
+            print(*findings or [f"audit: {folder} is complete, and nothing is wrong with it"], sep="\n", flush=True)
 
 
 def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: Progress) -> bool:
-    """Puts the shards into the queue and returns: `status` follows them, the last one writes the summaries."""
+    """Puts the shards into the queue and returns False. `status` follows them; the last one writes the summaries."""
     missing = [name for name in ("sbatch", "srun") if shutil.which(name) is None]
     if missing:
         raise UsageError(f"there is no {missing[0]} here: run this where jobs are submitted, or use --runner local")

@@ -1,7 +1,7 @@
 """Runs what is missing of one task: all configs in turn, chunk by chunk, in an order that rotates.
 
-Every config so sees the same samples on the same machine in the same minutes. A config that runs without its baseline
-has the baseline timed again on the same chunks.
+So every config sees the same samples on the same machine in the same minutes. If a config lacks chunks that its
+baseline has, the baseline is timed again on them.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from stepsaver.evaluation.records import RequestRecord
 
 @dataclass
 class CellRun:
-    """A config on a task: what is stored of it, and where this process writes, which is elsewhere in a shard."""
+    """A cell that is being run: what is stored of it, and where this process writes. A shard writes elsewhere."""
 
     runner: ConfigRunner
     identity: Identity
@@ -39,13 +39,14 @@ Progress = Callable[[str, int, int], None]  # config, chunks done, chunks in all
 
 @dataclass(frozen=True)
 class Opening:
-    """Who opens the cells of a run, and which of them it starts afresh: once, however many processes it has."""
+    """The run that opens cells, and those that it starts afresh: once, however many processes it has."""
 
     label: str
     force: frozenset[str] = frozenset()
 
 
 def open_cells(task_run: TaskRun, configs: Sequence[ConfigSpec], results: Path, opening: Opening) -> dict[str, CellRun]:
+    """Opens the cell of every config, and returns them by name."""
     cells: dict[str, CellRun] = {}
     provenance = Provenance(
         git=git_state(),
@@ -72,7 +73,7 @@ def open_cells(task_run: TaskRun, configs: Sequence[ConfigSpec], results: Path, 
 def run_missing(
     cells: Mapping[str, CellRun], chunks: Sequence[Chunk], progress: Progress, *, baseline_of: Mapping[str, str]
 ) -> None:
-    """Runs those of some chunks that a cell lacks. The baselines have to be among the cells."""
+    """Runs the chunks that a cell lacks. The baselines have to be among the cells."""
     names = list(cells)
     assert {baseline_of[name] for name in names} <= cells.keys(), "a baseline is at hand, to be timed beside the others"
     for turn, chunk in enumerate(chunks):
@@ -97,7 +98,7 @@ def _run_chunk(cell: CellRun, chunk: Chunk, *, is_stored: bool) -> None:
 
 
 def require_stored_answers(cell: CellRun, chunk: int, records: Sequence[RequestRecord]) -> None:
-    """A chunk that is timed again gives what it gave before."""
+    """Raises if a chunk that was timed again did not give what it gave before."""
     stored = cell.stored.records.get(chunk) or cell.written.records[chunk]
     difference = first_difference(records, stored)
     if difference:
@@ -108,13 +109,13 @@ def require_stored_answers(cell: CellRun, chunk: int, records: Sequence[RequestR
 
 
 def first_difference(records: Sequence[RequestRecord], others: Sequence[RequestRecord]) -> str | None:
-    """The first request that two runs of a chunk answered differently."""
+    """Returns the first request that two runs of a chunk answered differently, if there is one."""
     theirs = {record.key: record.ids for record in others}
     return next((str(each.key) for each in records if each.ids != theirs.get(each.key)), None)
 
 
 def check_coverage(chunks: Sequence[Chunk], files: CellFiles) -> None:
-    """Every sample of the task exactly once, before anything is computed from them."""
+    """Raises unless every sample of the task is stored exactly once, before anything is computed from them."""
     wanted = Counter((key.task, key.document) for chunk in chunks for key in chunk.samples)
     stored = Counter({(each.key.task, each.key.document) for each in files.all_records})
     repeated = [key for key, count in Counter(each.key for each in files.all_records).items() if count > 1]

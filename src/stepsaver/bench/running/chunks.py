@@ -1,4 +1,4 @@
-"""The samples of a task in chunks: what is run, timed and stored at once."""
+"""The samples of a task in chunks: what is run, timed and stored together."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ class Chunk:
 
 
 def make_chunks(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions, size: int) -> list[Chunk]:
-    """The samples of a task in the harness's order, `size` at a time."""
+    """Returns the samples of a task in the harness's order, `size` in a chunk."""
     by_sample: dict[SampleKey, list[Instance]] = {}
     for name, requests in build_requests(lm, task, options).items():
         for request in requests:
@@ -44,7 +44,7 @@ def make_chunks(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions, s
 
 
 def data_hash(chunks: Sequence[Chunk]) -> str:
-    """Of everything that a task asks, and of the documents that its answers are compared with."""
+    """Returns the hash of everything that a task asks, and of the documents that its answers are compared with."""
     digest = hashlib.sha256()
     for chunk in chunks:
         for request in chunk.requests:

@@ -1,4 +1,4 @@
-"""One config in a session: runs a chunk and says what it took."""
+"""Runs one config in a session, a chunk at a time."""
 
 import time
 from collections.abc import Sequence
@@ -28,6 +28,8 @@ class ConfigRunner:
         spec = experiment.spec
         self.session, self.config, self.path = session, config, path
         self.engine = session.engine(experiment, config)
+        if path == "scoring":
+            self.engine.check_estimator(spec.estimator)
         self.found: list[RequestRecord] = []
         settings = AdapterSettings(
             default_new_tokens=spec.decoding.max_new_tokens,
@@ -40,7 +42,7 @@ class ConfigRunner:
     def run_chunk(
         self, requests: Sequence[Instance], *, chunk: int, samples: int
     ) -> tuple[list[RequestRecord], Timing]:
-        """The answers to a chunk's requests, and their timing. Warm-up is not counted."""
+        """Returns the answers to a chunk's requests, and their timing. Warm-up is not counted."""
         self.found.clear()
         self.engine.forward_rows = self.session.forward_rows
         warm = self.lm.meters[self.path].warm_up_seconds

@@ -1,4 +1,4 @@
-"""What a run would do and about what it would cost, without weights and without writing anything."""
+"""What a run would do and roughly what it would cost, without weights and without writing anything."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ from stepsaver.bench.running.task_run import TaskRun, prepare_task
 from stepsaver.evaluation.generation_parameters import read_parameters
 
 ASSUMED_TOKENS_PER_STEP = 2.8  # at threshold 0.9, of a small trained model
-LOOKED_AT = 32  # requests whose length stands for all
+LOOKED_AT = 32  # requests whose lengths stand for those of all
 MULTIPLIED = 1024  # rows and columns
 
 
@@ -44,13 +44,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class CellEstimate:
-    """What is missing of a config on a task. `samples` include those that a baseline is only timed on again."""
+    """What is missing of a cell. `samples` includes those on which a baseline is only timed again."""
 
     config: str
     chunks: int
     samples: int
     timed_again: int  # chunks of the baseline that are stored, and timed again beside other configs
-    remark: str  # whatever happens to what is stored, or why nothing is run
+    remark: str  # what happens to what is stored, or why nothing is run
     cost: Cost
     basis: str
 
@@ -65,6 +65,7 @@ class TaskEstimate:
 
 
 def estimate_run(experiment: Experiment, request: RunRequest) -> list[TaskEstimate]:
+    """Returns what is missing of each task, and what it would cost."""
     tasks = [load(name, experiment, request) for name in request.tasks]
     session = open_session(experiment, model_name=request.model, has_weights=False)
     task_runs = [prepare_task(experiment, session, task, request.limit) for task in tasks]
@@ -87,7 +88,7 @@ def _estimate_task(task_run: TaskRun, request: RunRequest, results: Path) -> Tas
     }
     equal = find_equal(task_run, runners)
     found = {config.name: _missing(task_run, config, results, is_forced=config.name in forced) for config in configs}
-    timed_beside: dict[str, set[int]] = defaultdict(set)  # a baseline's name, and the chunks that others lack
+    timed_beside: dict[str, set[int]] = defaultdict(set)  # by baseline, the chunks that its configs lack
     for name, (missing, _) in found.items():
         if name not in equal.leader_of:
             timed_beside[equal.computed_as(experiment.baseline_of(name))] |= missing
@@ -107,7 +108,7 @@ def _estimate_task(task_run: TaskRun, request: RunRequest, results: Path) -> Tas
 
 
 def _missing(task_run: TaskRun, config: ConfigSpec, results: Path, *, is_forced: bool) -> tuple[set[int], str]:
-    """The chunks to be run, and what happens to those that are stored."""
+    """Returns the chunks to be run, and what happens to those that are stored."""
     numbers = {chunk.number for chunk in task_run.chunks}
     folder = results / task_run.folder_name / config.name
     stored = read_run(folder)
@@ -125,7 +126,7 @@ def _missing(task_run: TaskRun, config: ConfigSpec, results: Path, *, is_forced:
 
 
 def _cost_per_sample(task_run: TaskRun, config: ConfigSpec, results: Path) -> tuple[Cost, str]:
-    """By what is stored of the config on this task, else of the baseline, else by the lengths of the requests."""
+    """Returns the cost and its basis: timings of the config, else of its baseline, else the lengths of requests."""
     for name in (config.name, task_run.experiment.baseline_of(config.name)):
         timings = _stored_timings(task_run, results, name)
         if timings:
@@ -140,7 +141,7 @@ def _cost_per_sample(task_run: TaskRun, config: ConfigSpec, results: Path) -> tu
 
 
 def _stored_timings(task_run: TaskRun, results: Path, config: str) -> list[Timing]:
-    """Of any run of the config on the task, whatever its limit."""
+    """Returns the timings of all stored runs of the config on the task, whatever their limit."""
     task = task_run.task.name
     folders = [results / task_folder(task, limit) / config for limit in (None, *stored_limits(results, task))]
     return [timing for folder in folders for cell in stored_with_shards(folder) for timing in cell.own_timings]
@@ -148,7 +149,7 @@ def _stored_timings(task_run: TaskRun, results: Path, config: str) -> list[Timin
 
 @cache
 def _multiplication_rate(session: Session) -> float:
-    """Operations per second of a matrix multiplication, the most that a forward can reach."""
+    """Returns the operations per second of a matrix multiplication, the most that a forward can reach."""
     one = torch.ones(MULTIPLIED, MULTIPLIED, dtype=session.model.dtype, device=session.device)
     (one @ one)[0, 0].item()
     started = perf_counter()
@@ -157,7 +158,7 @@ def _multiplication_rate(session: Session) -> float:
 
 
 def _by_length(task_run: TaskRun, flops_per_second: float) -> Cost:
-    """Two operations per parameter and row; every step of a block runs all its rows."""
+    """Returns the cost of a sample: two operations per parameter and row, and all rows of a block in every step."""
     session, block = task_run.session, task_run.session.decoding.block_size
     parameters = sum(each.numel() for each in session.model.parameters())
     forwards = rows = 0.0
@@ -180,7 +181,7 @@ def _some_requests(chunks: Sequence[Chunk]) -> list[Any]:
 
 
 def _lengths(task_run: TaskRun, requests: Sequence[Any]) -> Iterable[tuple[int, int]]:
-    """Tokens of the prompt and of the answer: the limit of what is generated, or what is scored."""
+    """Yields the tokens of prompt and answer; a generated answer is taken to reach its limit."""
     spec, session = task_run.experiment.spec, task_run.session
     baseline = task_run.experiment.config(spec.baseline)
     if task_run.task.path == "scoring":

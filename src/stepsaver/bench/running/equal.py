@@ -1,7 +1,7 @@
 """Configs of a log-likelihood task that are provably equal: computed once, marked, and spot-checked.
 
-A rule acts only where a block takes a second step. Where it cannot, every config gives the same numbers to the last
-bit; running all of them would only look like a result.
+A rule acts only if a block takes a second step. If no block does, every config gives the same numbers to the last bit,
+verified drafts aside; running all of them would only look like a result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,18 @@ from stepsaver.engine import registry
 from stepsaver.engine.policies.verified import Verified
 from stepsaver.evaluation.inert import InertRule, ScoredLengths, acting_rules, inert_rules, no_second_step
 
-SPOT_CHECKED = 16  # requests at least
+SPOT_CHECKED = 16  # requests, at least
 
 
 @dataclass(frozen=True)
 class EqualConfigs:
-    """Which configs follow which, and the rules that cannot act, by config."""
+    """Which configs take over whose answers, and, by config, the rules that cannot act."""
 
     leader_of: dict[str, str]
     inert: dict[str, tuple[InertRule, ...]]
 
     def notes(self) -> list[str]:
-        """What is worth knowing before the run: which configs have rules that cannot act, by the reason."""
+        """Returns what is worth knowing before the run: which rules cannot act and why, and who takes over answers."""
         configs_by_reason: dict[str, dict[str, None]] = {}
         for name, rules in self.inert.items():
             for each in rules:
@@ -42,12 +42,12 @@ class EqualConfigs:
         return found
 
     def computed_as(self, name: str) -> str:
-        """The config that is run instead of one: itself, unless its answers are taken over."""
+        """Returns the config that is run in place of one: itself, unless it takes over another one's answers."""
         return self.leader_of.get(name, name)
 
 
 def find_equal(task_run: TaskRun, runners: Mapping[str, ConfigRunner]) -> EqualConfigs:
-    """Groups the configs of a scoring task by what can act in them. Generative cells always run."""
+    """Groups the configs of a scoring task by the rules that can act. On generative tasks every config is run."""
     if task_run.task.path != "scoring":
         return EqualConfigs({}, {})
     any_lm = next(iter(runners.values())).lm
@@ -65,8 +65,9 @@ def find_equal(task_run: TaskRun, runners: Mapping[str, ConfigRunner]) -> EqualC
         engine = runner.engine
         inert[name] = inert_rules(engine.rules, lengths, **options)  # type: ignore[arg-type]
         acting = tuple(map(registry.describe, acting_rules(engine.rules, inert[name])))
-        is_any = single_step and not isinstance(engine.policy, Verified)  # drafts see their context causally
-        policy = "any" if is_any else registry.describe(engine.policy)
+        policy = "any" if single_step else registry.describe(engine.policy)
+        if isinstance(engine.policy, Verified) and task_run.experiment.spec.estimator == "trajectory":
+            policy = "causal"  # drafts of any length are scored by the same forward
         leader = leaders.setdefault((policy, acting, engine.decoding), name)
         if leader != name:
             leader_of[name] = leader
@@ -88,7 +89,7 @@ def follow(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> SpotCheck
 
 
 def spot_check(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> SpotCheck:
-    """Computes some requests under the config's own rules: whether they differ, and the row-layers they took."""
+    """Computes some requests under the config's own rules. Returns which ones differ, and the row-layers they took."""
     requests: list[Instance] = []
     for chunk in chunks:
         if len(requests) >= SPOT_CHECKED:

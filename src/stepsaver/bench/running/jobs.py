@@ -1,4 +1,4 @@
-"""The jobs that were submitted for an experiment, and what the queue says of them."""
+"""The jobs that were submitted for an experiment, and what the queue says about them."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from stepsaver.bench.running.run import Shard
 from stepsaver.engine.errors import UsageError
 
 JOBS = "jobs.jsonl"
-# What a line on record has to hold.
+# What a line of the record has to have.
 FIELDS: dict[str, Any] = {"job": str, "shards": int, "results": str, "tasks": list, "limit": int | None}
 QUEUE_SECONDS = 60
 QUEUE_FORMAT = "%F|%T"  # the array's id and a job's state
@@ -26,7 +26,7 @@ class JobState(NamedTuple):
     results: Path
     tasks: list[str]
     limit: int | None
-    states: dict[str, int] | None  # how many shards are in which state of the queue; none: there is no queue to ask
+    states: dict[str, int] | None  # how many shards are in which state of the queue; None: there is no queue to ask
 
     @property
     def is_live(self) -> bool:
@@ -56,7 +56,7 @@ def record_job(logs: Path, job: str, shards: Sequence[Shard]) -> None:
 
 
 def job_states(logs: Path) -> list[JobState]:
-    """Every job on record, the latest last, with its state in the queue."""
+    """Returns every job on record, the latest last, with its state in the queue."""
     path = logs / JOBS
     if not path.exists():
         return []
@@ -87,7 +87,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _queue() -> dict[str, Counter[str]] | None:
-    """This user's jobs in the queue: by array, how many are in which state."""
+    """Returns, by array, how many of this user's jobs are in which state; None if there is no queue."""
     if shutil.which("squeue") is None:
         return None
     command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", f"--format={QUEUE_FORMAT}"]
@@ -105,7 +105,7 @@ def _queue() -> dict[str, Counter[str]] | None:
 
 
 def refuse_beside_jobs(logs: Path, results: Path) -> None:
-    """A second run would do what queued jobs are about to do."""
+    """Raises if queued jobs write to these results: a second run would do what they are about to do."""
     live = next((each for each in job_states(logs) if each.is_live and each.results == results), None)
     if live:
         raise UsageError(f"{live}; wait for them, or stop them with `scancel {live.job}`")

@@ -1,7 +1,7 @@
-"""Timing disturbed chunks again: the answers have to be the same, both timings stay on record, the later one counts.
+"""Times disturbed chunks again: the answers have to be the same, both timings stay on record, the later one counts.
 
-The later one counts whatever it says, or repeating would be choosing. Its line in `trace.jsonl` names the session of
-the one that it counts instead of.
+The later one counts whatever it says; otherwise repeating would be choosing. Its line in `trace.jsonl` names the
+session of the timing that it replaces.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ from stepsaver.bench.running.task_run import TaskRun
 def repeat_disturbed(
     task_run: TaskRun, cells: Mapping[str, CellRun], progress: Progress, *, baseline_of: Mapping[str, str]
 ) -> None:
-    """Times chunks again in which a config was disturbed, beside its baseline.
+    """Times again the chunks in which a config was disturbed, beside its baseline.
 
-    If that was a baseline, then all configs that are compared with it.
+    If the baseline was disturbed, all configs that are compared with it are timed again.
     """
     turns: dict[tuple[str, int], list[str]] = {}
     for each in disturbed_chunks(cells):
@@ -29,7 +29,7 @@ def repeat_disturbed(
         names = list(dict.fromkeys([*(baseline_of[name] for name in replaced), *replaced]))
         start = turn % len(names)
         found = {name: _time_again(task_run, cells[name], chunk) for name in names[start:] + names[:start]}
-        for name, timing in found.items():  # at the end, so that hardly anything can come between a pair
+        for name, timing in found.items():  # stored at the end, so that hardly anything can come between a pair
             instead = {"instead_of": session} if name in replaced else {}
             cells[name].stored.append_timing(timing.model_copy(update={"session": label, **instead}))
         progress("timed again", turn, len(turns))

@@ -1,4 +1,4 @@
-"""Running an experiment, or one share of it: every task, every config that is missing, summaries when all is there."""
+"""Runs an experiment, or one share of it: every task, all chunks that are missing, summaries when all are there."""
 
 import sys
 import time
@@ -27,7 +27,7 @@ from stepsaver.evaluation.task_loading import LoadedTask, TaskOptions, load_task
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What of an experiment is run, and how: the flags of `stepsaver run` that are not about where."""
+    """Which part of an experiment is run, and how: the flags of `stepsaver run`, but not those about where it runs."""
 
     tasks: tuple[str, ...]
     configs: tuple[ConfigSpec, ...]
@@ -55,7 +55,7 @@ class Shard:
         """Runs what is missing of its share; stored chunks are not run again, so it may be stopped and run again.
 
         `loaded` is the run's model, if the process has it already.
-        Returns the folders of the tasks that are complete now and were summed up.
+        Returns the folders of the tasks that are complete now and have their summaries.
         """
         complete: list[str] = []
         # tasks first: what is wrong with them shows before a model is loaded
@@ -72,18 +72,19 @@ class Shard:
 
 
 def make_shards(experiment: Experiment, request: RunRequest, count: int, *, share_machine: bool) -> list[Shard]:
+    """Returns the shards of a run. If several share a machine, their timings cannot be compared."""
     label = time.strftime("%Y%m%dT%H%M%S-", time.gmtime()) + uuid.uuid4().hex[:6]
     is_alone = count == 1 or not share_machine
     return [Shard(experiment, request, Share(label, index, count, is_alone)) for index in range(count)]
 
 
 def log_progress(config: str, done: int, total: int) -> None:
-    """For a shard without a terminal."""
+    """Prints a line, for a shard without a terminal."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {config}: {done} of {total} chunks", flush=True)
 
 
 def prepare(results: Path) -> None:
-    """Before anything is run: nobody else is, and no shard of an earlier run has something left to merge."""
+    """Makes sure, before anything is run, that nobody else runs, and merges what shards of earlier runs left."""
     with exclusive(results):
         _say(merge_what_was_left(results))
 
@@ -107,12 +108,12 @@ def load(name: str, experiment: Experiment, request: RunRequest) -> LoadedTask:
 
 
 def _of_task(value: Any, task: str) -> Any:
-    """A setting of the experiment for one of its tasks: the same for all, or by name."""
+    """Returns a setting of the experiment for one of its tasks: the same for all, or by name."""
     return value.get(task) if isinstance(value, dict) else value
 
 
 def _run_task(shard: Shard, task_run: TaskRun, progress: Progress) -> bool:
-    """Says whether all chunks are there now, those of other shards included."""
+    """Runs a shard's chunks of a task. Returns whether all chunks are there now, including those of other shards."""
     share, results = shard.share, shard.results
     configs = with_baselines(shard.experiment, shard.request.configs)
     forced = frozenset(config.name for config in shard.request.configs) if shard.request.force else frozenset[str]()
@@ -150,6 +151,6 @@ def _run_task(shard: Shard, task_run: TaskRun, progress: Progress) -> bool:
 
 
 def with_baselines(experiment: Experiment, configs: Sequence[ConfigSpec]) -> list[ConfigSpec]:
-    """The configs, each after what it is compared with."""
+    """Returns the configs, each after its baseline."""
     names = [name for config in configs for name in (experiment.baseline_of(config.name), config.name)]
     return [experiment.config(name) for name in dict.fromkeys(names)]

@@ -36,16 +36,16 @@ class Session:
     decoding: DecodingSettings
     batch_size: int
     loading_seconds: float
-    is_alone: bool = True  # on its machine, as far as this run knows: its timings can be compared
+    is_alone: bool = True  # on its machine, as far as this run knows, so that its timings can be compared
     name: str = ""  # of the model, as the user gave it
-    row_costs: RowCosts | None = None  # of this machine, once measured; never where others share it
+    row_costs: RowCosts | None = None  # of this machine, once measured; never if other shards share it
 
     @property
     def forward_rows(self) -> float | None:
         return self.row_costs.forward_rows if self.row_costs else None
 
     def measure_rows(self) -> RowCosts:
-        """What rows take on this machine: measured once, before the first chunk."""
+        """Returns the row costs of this machine, measured once, before the first chunk."""
         assert self.is_alone, "what is measured while others run says nothing about the machine"
         if self.row_costs is None:
             self.row_costs = measure_row_costs(self.model, decoding=self.decoding)
@@ -73,7 +73,7 @@ def open_session(
     is_alone: bool = True,
     loaded: Transformer | None = None,
 ) -> Session:
-    """Loads the experiment's model or another one, unless it is `loaded`. Without weights it can plan, not run."""
+    """Loads the experiment's model or another one, unless it is `loaded`. Without weights it can plan but not run."""
     spec = experiment.spec
     opened = open_model(
         model_name,
@@ -87,7 +87,7 @@ def open_session(
         block_cache=spec.decoding.block_cache,
         join=spec.decoding.join,
     )
-    tokenizer = opened.tokenizer  # a folder without one is said before the weights are read
+    tokenizer = opened.tokenizer  # a folder without one is reported before the weights are read
     model_hash = folder_hash(opened.folder)
     started = time.perf_counter()
     model = loaded or (opened.load() if has_weights else opened.outline())

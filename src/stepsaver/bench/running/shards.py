@@ -1,8 +1,8 @@
-"""Parts of a run in processes of their own: every shard runs all configs on its share of the chunks.
+"""A run divided over several processes: every shard runs all configs on its share of the chunks.
 
-A shard writes to folders that are its alone, and moves its chunks to the results when it has all of them. The last one
-to do so finds every chunk there and writes the summaries. What a shard left that died for good is taken over by
-the next run, so no chunk is lost or counted twice.
+A shard writes to folders of its own, and moves its chunks to the results when it has all of them. The last one to do so
+finds every chunk there and writes the summaries. If a shard dies for good, the next run takes over what it left, so no
+chunk is lost or counted twice.
 """
 
 import shutil
@@ -44,14 +44,14 @@ class Share:
 
 
 def write_apart(cells: dict[str, CellRun], share: Share) -> None:
-    """Lets the cells be filled in folders of this shard."""
+    """Makes the cells write to folders of this shard."""
     for cell in cells.values():
         folder = cell.stored.folder / FOLDER / f"{share.label}-{share.index}"
         cell.written = open_cell_files(folder, cell.identity, cell.stored.run_id)
 
 
 def merge(shard: CellFiles, whole: CellFiles) -> None:
-    """Moves a shard's chunks and timings over, one synced write per chunk; what is there already is compared."""
+    """Moves a shard's chunks and timings to the results, one synced write per chunk. What is there has to agree."""
     own_timings = {each.chunk: each for each in shard.own_timings}
     for chunk, records in sorted(shard.records.items()):
         if chunk not in whole.records:
@@ -66,7 +66,7 @@ def merge(shard: CellFiles, whole: CellFiles) -> None:
 
 
 def _remove(folder: Path, target: Path) -> None:
-    """Removes a shard's folder, which is merged. What was set aside in it is kept."""
+    """Removes the folder of a shard that is merged. Files that were set aside in it are kept."""
     for path in folder.iterdir():
         if path.name not in (SAMPLES, TRACE, IDENTITY) and path.suffix != ".writing":
             path.rename(target / path.name)
@@ -74,13 +74,13 @@ def _remove(folder: Path, target: Path) -> None:
 
 
 def merge_what_was_left(results: Path) -> list[str]:
-    """Takes over what the shards of earlier runs left, and says what was set aside. Nobody else may be running."""
+    """Takes over what shards of earlier runs left. Returns notes on what was set aside. Nobody else may be running."""
     notes = []
     for folder in sorted(results.glob(f"*/*/{FOLDER}/*")):
         target = folder.parent.parent
         whole, shard = read_run(target), read_run(folder)
         if whole is None or shard is None or whole.run_id != shard.run_id:
-            continue  # nothing of the run that is stored here
+            continue  # not from the run that is stored here
         cells = [read_cell_files(each, whole.run_id, repair=True) for each in (folder, target)]
         merge(*cells)
         notes += [note for files in cells for note in files.notes]
@@ -88,7 +88,7 @@ def merge_what_was_left(results: Path) -> list[str]:
 
 
 def stored_with_shards(folder: Path) -> list[CellFiles]:
-    """What is stored of a config: merged, and in shards that are not merged yet. Nothing is changed."""
+    """Reads what is stored of a config: merged, and in shards that are not merged yet. Changes nothing."""
     stored = read_run(folder)
     if stored is None:
         return []

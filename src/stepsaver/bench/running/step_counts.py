@@ -1,4 +1,4 @@
-"""The steps of a chunk in a few lines: equal steps counted, so that a ceiling can be computed long after the run."""
+"""The steps of a chunk in short: equal steps are counted, so that a ceiling can be computed long after the run."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.trace import DENOISING, ForwardRecord, LayersRun, SampleStep, Trace
 
-# Which sample and rows it was and what it revealed cost nothing; context is summed: operations grow with it in a line.
+# Sample, window and what was revealed do not change a step's cost. Context is summed: operations grow linearly with it.
 LEFT_OUT = ("sample", "context", "revealed", "window")
 FIELDS = tuple(name for name in SampleStep._fields if name not in LEFT_OUT)
-WITHOUT_COST = ("step", "step_in_sub_block", "first_row")  # when a step was taken, which a ceiling depends on alone
+WITHOUT_COST = ("step", "step_in_sub_block", "first_row")  # when a step was taken: only a ceiling depends on it
 
 Group = tuple[Any, ...]
-StepCounts = list[list[Any]]  # per group of equal steps: how many, their context in all, then FIELDS
+StepCounts = list[list[Any]]  # per group of equal steps: how many, the sum of their contexts, then FIELDS
 
 
 def count_steps(trace: Trace) -> StepCounts:
@@ -29,7 +29,7 @@ def count_steps(trace: Trace) -> StepCounts:
 
 
 def merge_counts(chunks: Iterable[StepCounts]) -> StepCounts:
-    """The steps of several chunks, in one line per kind of work."""
+    """Returns the steps of several chunks, in one entry per kind of work."""
     numbers: Counter[Group] = Counter()
     contexts: Counter[Group] = Counter()
     unimportant = [FIELDS.index(name) for name in WITHOUT_COST]
@@ -44,7 +44,7 @@ def merge_counts(chunks: Iterable[StepCounts]) -> StepCounts:
 
 
 def counted_ceiling(engine: Engine, rules: tuple[Rule, ...], chunks: Iterable[StepCounts]) -> float | None:
-    """The ceiling of declared rules over the counted steps of the baseline; none where no step was taken."""
+    """Returns the ceiling of declared rules over the counted steps of the baseline; None if no step was taken."""
     totals: dict[Group, list[int]] = defaultdict(lambda: [0, 0])
     for counts in chunks:
         for number, context, *fields in counts:
@@ -59,9 +59,9 @@ def counted_ceiling(engine: Engine, rules: tuple[Rule, ...], chunks: Iterable[St
 
 
 def _entries(group: Group, number: int, context: int) -> list[SampleStep]:
-    """One step with the work of all of them: what a rule may reuse of it is a share, the same for each.
+    """Returns one step with the work of all of them: a rule may reuse a share of it, the same for each.
 
-    A recomputed context costs its square, so those steps stay single.
+    The cost of a recomputed context grows with its square, so steps that have one stay single.
     """
     fields = dict(zip(FIELDS, group, strict=True))
     step = SampleStep(sample=0, context=context / number, revealed=0, **fields)  # type: ignore[arg-type]

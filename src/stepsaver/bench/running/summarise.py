@@ -39,7 +39,7 @@ from stepsaver.evaluation.model_source import hub_revision
 
 N = TypeVar("N", int, float)
 INVARIANCE_SAMPLES = 4
-# What a run was effectively done with, besides its model.
+# The settings that a run really had, besides its model.
 EFFECTIVE = (
     "limit", "num_fewshot", "metric", "batch_size", "dtype", "weights", "device", "chunk_samples", "seed", "policy",
     "rules", "decoding", "max_new_tokens", "token_limit", "estimator",
@@ -47,14 +47,14 @@ EFFECTIVE = (
 
 
 def summarise(task_run: TaskRun, cells: dict[str, CellRun], equal: EqualConfigs) -> None:
-    """Writes the scores and the summary of every cell, whose chunks have to be there."""
+    """Writes the scores and the summary of every cell. All chunks have to be there."""
     checked = {name: follow(cells[name], cells[leader], task_run.chunks) for name, leader in equal.leader_of.items()}
     for cell in cells.values():
         check_coverage(task_run.chunks, cell.stored)
     disturbed = disturbed_chunks({name: each for name, each in cells.items() if name not in equal.leader_of})
     scored = {name: score_cell(task_run, cell) for name, cell in cells.items()}
     for name, cell in cells.items():
-        # an equal config's timings stand for the baseline's: it was timed beside the others in every session
+        # if the baseline took over an equal config's answers, that one was timed beside the others in every session
         baseline = equal.computed_as(task_run.experiment.baseline_of(name))
         summary = build_summary(task_run, cell, cells[baseline], scored[name], scored[baseline])
         more = {
@@ -91,7 +91,7 @@ def _close(one: float | None, other: float | None) -> bool:
 
 
 def score_cell(task_run: TaskRun, cell: CellRun) -> TaskResult:
-    """The task's metrics from the stored answers; nothing is run."""
+    """Returns the task's metrics from the stored answers; nothing is run."""
     runner = cell.runner
     lm = StepsaverLM(
         runner.engine, task_run.session.tokenizer, settings=runner.lm.settings, known=cell.stored.all_records
@@ -102,7 +102,7 @@ def score_cell(task_run: TaskRun, cell: CellRun) -> TaskResult:
 def build_summary(
     task_run: TaskRun, cell: CellRun, baseline: CellRun, result: TaskResult, baseline_result: TaskResult
 ) -> Summary:
-    """All that follows from the stored chunks of a cell and of its baseline; nothing is run."""
+    """Returns all that follows from the stored chunks of a cell and of its baseline; nothing is run."""
     timings, base_timings = cell.stored.own_timings, baseline.stored.own_timings
     values = {(each.task, each.document): each.value for each in result.documents}
     base_values = {(each.task, each.document): each.value for each in baseline_result.documents}
@@ -172,7 +172,7 @@ def _different_answers(cell: CellFiles, baseline: CellFiles) -> int:
 
 
 def _tokens_before_stop(files: CellFiles) -> int | None:
-    """Of what was generated, the tokens without those that ended it; none of a task that is scored."""
+    """Returns the number of generated tokens without the stop tokens; None for a task that is scored."""
     generated = [record for record in files.all_records if record.path == "generation"]
     return sum(record.tokens - (record.finish == "stop") for record in generated) if generated else None
 
@@ -187,7 +187,7 @@ def _timed_again(files: CellFiles) -> list[TimedAgain]:
 
 
 def _other_cores(timings: Sequence[Timing]) -> OtherCores | None:
-    """None where no system said it."""
+    """Returns None if the system did not say it for any chunk."""
     known = [each.other_cores for each in timings if each.other_cores is not None]
     return OtherCores(median=median(known), largest=max(known)) if known else None
 
@@ -218,7 +218,7 @@ def _cost(timings: Sequence[Timing]) -> CostTotals:
 
 
 def _known_sum(values: Sequence[N | None]) -> N | None:
-    """None if any chunk was run before this was counted."""
+    """Returns None if any chunk was run before this was counted."""
     known = [each for each in values if each is not None]
     return sum(known[1:], known[0]) if known and len(known) == len(values) else None
 
@@ -232,7 +232,7 @@ def _kinds(timings: Sequence[Timing]) -> Kinds:
 
 
 def _predicted(timings: Sequence[Timing], baseline: Sequence[Timing]) -> float | None:
-    """The speed-up in tokens per second by operations alone."""
+    """Returns the speed-up in tokens per second that operations alone predict."""
     ours, base = (sum(each.flops for each in side) for side in (timings, baseline))
     tokens, base_tokens = (sum(each.tokens for each in side) for side in (timings, baseline))
     return (base / base_tokens) / (ours / tokens) if tokens and base_tokens and ours else None

@@ -62,7 +62,7 @@ class TaskRun:
 
 
 def prepare_task(experiment: Experiment, session: Session, task: LoadedTask, limit: int | None) -> TaskRun:
-    """Asks the harness for the task's requests; nothing is run."""
+    """Divides the requests that the harness makes for a task into chunks; nothing is run."""
     baseline = experiment.config(experiment.spec.baseline)
     lm = ConfigRunner(session, experiment, baseline, task.path).lm
     chunks = tuple(make_chunks(lm, task, EvaluationOptions(limit=limit), experiment.spec.chunk_samples))

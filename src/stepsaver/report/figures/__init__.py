@@ -39,7 +39,7 @@ class Figure(Protocol):
 
 
 def all_figures() -> list[Figure]:
-    """Every file of this folder, in the order in which a reader sees them. One that lacks a part fails here."""
+    """Returns every file of this folder, in the order in which a reader sees them. One that lacks a name fails here."""
     found = [
         cast(Figure, import_module(f"{__name__}.{each.name}")) for each in iter_modules(__path__) if each.name[0] != "_"
     ]
@@ -54,7 +54,7 @@ def figure_name(figure: Figure) -> str:
 
 
 def plain(text: str) -> str:
-    """Text as plotly shows it: it reads tags in every text, so they are written as entities."""
+    """Returns text for plotly, which reads tags in every text: they are written as entities."""
     return html.escape(text, quote=False)
 
 
@@ -63,7 +63,7 @@ def in_turn(values: Sequence[str], index: int) -> str:
 
 
 def layout(x: str, y: str, **more: Any) -> dict[str, Any]:
-    """What the figures of the page share."""
+    """Returns the layout that the figures of the page share."""
     return {
         "xaxis": {"title": {"text": x}, "automargin": True} | more.pop("xaxis", {}),
         "yaxis": {"title": {"text": y}, "automargin": True} | more.pop("yaxis", {}),

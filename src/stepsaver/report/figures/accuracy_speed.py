@@ -52,7 +52,7 @@ def points(task: ReportTask) -> list[Point]:
 
 
 def wanted_regions(task: ReportTask) -> list[Region]:
-    """One per baseline and criterion; none where the criterion asks for something else."""
+    """Returns one per baseline and criterion; none unless the criterion is a least speed-up and a largest drop."""
     experiment, drawn = task.experiment, {each.name: each for each in points(task)}
     asked = dict.fromkeys((experiment.baseline_of(name), experiment.success_of(name).confirm_if) for name in drawn)
     return [
@@ -63,7 +63,7 @@ def wanted_regions(task: ReportTask) -> list[Region]:
 
 
 def pareto_front(found: Sequence[Point]) -> list[Point]:
-    """The points that no other one beats in accuracy and throughput, from slow to fast."""
+    """Returns the points that no other one beats in both accuracy and throughput, from slow to fast."""
     front: list[Point] = []
     for point in sorted(found, key=lambda each: (-each.rate, -each.accuracy)):
         if not front or point.accuracy > front[-1].accuracy:
@@ -72,7 +72,7 @@ def pareto_front(found: Sequence[Point]) -> list[Point]:
 
 
 def ranges(found: Sequence[Point], regions: Sequence[Region]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Axes that hold every interval and some of each region. No config is better than 100 %."""
+    """Returns axes that hold every interval and some of each region. No config is better than 100 %."""
     rates = [value for each in found for value in (each.rate_low, each.rate_high)]
     shares = [value for each in found for value in (each.low, each.high)]
     for region in regions:
@@ -90,7 +90,7 @@ def for_page(task: ReportTask) -> PlotlyFigure:
 
 
 def scatter(groups: dict[str, list[Point]], regions: Sequence[Region]) -> PlotlyFigure:
-    """Several groups of points: those after the first are drawn open; configs of one name look alike."""
+    """Draws several groups of points: those after the first have open marks; configs of the same name look alike."""
     first = next(iter(groups.values()))
     everything = [each for group in groups.values() for each in group]
     front = pareto_front(first)

@@ -19,7 +19,7 @@ def _subjects(task: ReportTask) -> list[str]:
 
 
 def _shares(task: ReportTask) -> list[list[float | None]]:
-    """A row per subject, a column per config."""
+    """Returns a row per subject, a column per config."""
     return [
         [100 * found[0] / found[1] if (found := cell.details.subjects.get(subject)) else None for cell in task.done]
         for subject in _subjects(task)

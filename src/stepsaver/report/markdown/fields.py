@@ -1,4 +1,4 @@
-"""What can be said of a config on a task, of a task and of an experiment, and how it is written."""
+"""The figures of a cell, of a task and of an experiment that a page can quote, and how they are written."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Value = float | Interval | str | None
 
 
 class Measured(NamedTuple):
-    """A config on a task, done."""
+    """A cell that is done."""
 
     task: ReportTask
     cell: ReportCell
@@ -42,10 +42,10 @@ class Field:
     read: Callable[[Measured], Value]
     form: str = ""
     unit: str = ""
-    of_baseline: str | None = None  # what a table shows there instead
+    of_baseline: str | None = None  # what a table shows for a baseline instead
 
     def text(self, several: Sequence[Measured]) -> str:
-        """Of one config its figure; of several the smallest and the largest."""
+        """Returns the figure of one config; the smallest and the largest of several."""
         values = [value for value in map(self.read, several) if value is not None]
         if not values:
             return "-"
@@ -96,7 +96,7 @@ def _rate(one: Measured) -> Interval | None:
 
 
 def _left_out(one: Measured) -> float | None:
-    """The share of its baseline's row-layers that were not computed."""
+    """Returns the share of its baseline's row-layers that were not computed."""
     name = one.task.experiment.baseline_of(one.cell.name)
     whole = next((each.cost.row_layers for each in one.task.summaries if each.config == name), 0)
     return 1 - one.summary.cost.row_layers / whole if whole else None
@@ -153,7 +153,7 @@ TASK_FIELDS: dict[str, Callable[[ReportTask], str]] = {
 
 
 def status_text(tasks: Sequence[ReportTask], names: Sequence[str]) -> str:
-    """Where an experiment stands: its verdict on each task that was run, and what is missing."""
+    """Returns where an experiment stands: its verdict on each task that was run, and what is missing."""
     if not tasks:
         return "ready to run"
     done = [f"{task.verdict().outcome} on {task.folder}" + _of_how_many(task) for task in tasks]

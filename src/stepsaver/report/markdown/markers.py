@@ -1,6 +1,6 @@
-"""The markers between which figures stand in Markdown, and putting them there.
+"""The markers around figures in Markdown, and filling in the figures.
 
-In a line, and as a table of its own (a line of a table's marker is a reference, then what its row is called):
+In a line, or as a table (each line of a table's marker is a reference, then what its row is called):
 
     Measured <!--= 02_trim/mini_gsm8k/window_block speed_up-->1.28x<!--/--> on word problems.
 
@@ -24,11 +24,11 @@ TABLE = r"<!-- figures(?P<table_of>.*?)-->\n.*?<!-- /figures -->"
 MARKERS = re.compile(f"{CODE}|{INLINE}|{TABLE}", re.DOTALL | re.MULTILINE)
 OPENING = re.compile(r"<!--=|<!-- figures")
 
-ValueOf = Callable[[str], str]  # what stands in an opening marker -> what belongs after it
+ValueOf = Callable[[str], str]  # the content of an opening marker -> what belongs after it
 
 
 def fill(text: str, value_of: ValueOf, table_of: ValueOf) -> str:
-    """The text with every figure as it is now. Paragraphs in which one has changed are wrapped again."""
+    """Returns the text with every figure as it is now. Paragraphs in which one has changed are wrapped again."""
     found = list(MARKERS.finditer(text))
     expected = len(OPENING.findall(MARKERS.sub(lambda match: "" if match["code"] else match[0], text)))
     if expected != sum(match["code"] is None for match in found):
@@ -45,13 +45,13 @@ def fill(text: str, value_of: ValueOf, table_of: ValueOf) -> str:
 
 
 def _rewrapped(before: str, after: str) -> Iterator[str]:
-    """Paragraph by paragraph. A figure has no empty line, so there are as many before as after."""
+    """Yields the paragraphs. A figure has no empty line, so there are as many before as after."""
     for old, new in zip(before.split("\n\n"), after.split("\n\n"), strict=True):
         yield new if old == new else wrap(new)
 
 
 def table_lines(marker: str) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-    """The fields of a table's marker, and its rows: a reference and what the row is called, which may be empty."""
+    """Returns the fields of a table's marker, and its rows: a reference and what the row is called, if anything."""
     head, *lines = marker.strip().splitlines()
     fields = tuple(each.strip() for each in head.split(",") if each.strip())
     rows = [line.strip().partition(" ") for line in lines if line.strip()]
@@ -61,7 +61,7 @@ def table_lines(marker: str) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
 
 
 def put_between(text: str, begin: str, end: str, content: str) -> str | None:
-    """The text with other content between two marks; None if it does not have them."""
+    """Returns the text with other content between two marks; None if it does not have them."""
     if begin not in text or end not in text:
         return None
     marked = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)

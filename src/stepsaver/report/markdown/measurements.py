@@ -11,13 +11,15 @@ ABOUT = ("command", "machine", "date")
 
 
 def measured_table(folder: Path, reference: str) -> str:
-    """All of it."""
+    """Returns the whole table of a measurement."""
     found = _read(folder, reference)
     return markdown_table(found.rows, found.columns)
 
 
 def measured_value(folder: Path, reference: str, column: str) -> str:
-    """`measured/NAME ROW COLUMN`: a row is named by its first cell, blanks as underscores; or `measured/NAME date`."""
+    """Returns the entry at `measured/NAME ROW COLUMN`, where a row is named by its first entry, blanks as underscores;
+    or a fact such as `measured/NAME date`.
+    """
     name, _, row_name = reference.partition(" ")
     found = _read(folder, name)
     if not row_name:

@@ -1,4 +1,4 @@
-"""The Markdown pages of a repository: which there are, and what they should say by the artifacts."""
+"""The Markdown pages of a repository: which ones there are, and what the artifacts make them say."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ MEASUREMENTS = Path("benchmarks") / "measured"
 
 
 def markdown_pages(root: Path) -> list[Path]:
-    """In which figures may stand."""
+    """Returns the pages that may contain figures."""
     return [path for pattern in PATTERNS for path in sorted(root.glob(pattern)) if path.is_file()]
 
 
 def renewed(path: Path, root: Path) -> str:
-    """What a page should say, wrapped. Where an experiment has no artifacts yet, its tables stay as they are."""
+    """Returns what a page should say, wrapped. If an experiment has no artifacts yet, its tables stay as they are."""
     try:
         text = path.read_text(encoding="utf-8")
     except ValueError as error:

@@ -1,8 +1,8 @@
 """Figures by reference: `experiment/task/config field`, read from the committed artifacts.
 
-A config may be a pattern (`window_*`: of several the smallest and the largest are written, baselines and controls
-aside), several with commas, or `fastest`: the one with the greatest speed-up, and with `fastest<1.5` of those whose
-drop surely stays below a number of points. In a page of an experiment its name may be left out.
+A config may be a pattern (`window_*`: of several, without baselines and controls, the smallest and the largest figure
+are written), several with commas, or `fastest`, the one with the greatest speed-up; `fastest<1.5` is the fastest whose
+drop surely stays below 1.5 points. In an experiment's own pages its name may be left out.
 """
 
 import re
@@ -53,7 +53,7 @@ class Figures:
         self.own_experiment = own_experiment
 
     def value(self, marker: str) -> str:
-        """What belongs into a line."""
+        """Returns the figure that belongs into a line."""
         reference, _, field = marker.strip().rpartition(" ")
         if reference.startswith(MEASURED):
             return measured_value(self.measured, reference, field)
@@ -95,7 +95,7 @@ class Figures:
         return status_text(stored.tasks, stored.experiment.spec.tasks)
 
     def _names(self, reference: str) -> list[str]:
-        """Experiment, task and config, as far as they are named; the experiment may be that of the page."""
+        """Returns experiment, task and config, as far as they are named; the experiment may be that of the page."""
         names = reference.split("/") if reference else []
         is_known = bool(names) and any(fnmatchcase(each, names[0]) for each in experiment_names())
         if self.own_experiment is not None and not is_known:
@@ -116,7 +116,7 @@ class Figures:
 
 
 def _chosen(tasks: list[ReportTask], config: str) -> list[Measured]:
-    """The configs that are done and asked for."""
+    """Returns the cells that are done and asked for."""
     everything = [Measured(task, cell) for task in tasks for cell in task.done]
     fastest = FASTEST.fullmatch(config)
     if fastest:

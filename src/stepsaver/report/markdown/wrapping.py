@@ -1,4 +1,4 @@
-"""Markdown wrapped at a width: paragraphs and list items; tables, code, headings and what cannot be broken stay."""
+"""Wraps Markdown at a width: paragraphs and list items. Tables, code, headings and what cannot be broken stay."""
 
 import re
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ STARTS_SOMETHING = re.compile(r"(?:[-*+>|]|#+|\d+[.)])$")  # at the start of a l
 
 
 def wrap(text: str, width: int = WIDTH) -> str:
-    """The same document with every paragraph and list item filled up to the width."""
+    """Returns the same document with every paragraph and list item filled up to the width."""
     return "\n".join(_wrapped(text.split("\n"), width))
 
 
 def overlong_lines(text: str, width: int = WIDTH) -> list[int]:
-    """The numbers of lines of text that are wider and could be broken. Markers of figures do not count."""
+    """Returns the numbers of the lines of text that are wider and could be broken. Markers of figures do not count."""
     lines = text.split("\n")
     return [
         number
@@ -29,12 +29,12 @@ def overlong_lines(text: str, width: int = WIDTH) -> list[int]:
 
 
 def visible(text: str) -> int:
-    """How wide a text is without its comments."""
+    """Returns how wide a text is without its comments."""
     return len(COMMENT.sub("", text))
 
 
 def _fixed(lines: list[str]) -> Iterator[bool]:
-    """Whether each line belongs to a block that is left as it is: fenced code, or a comment of its own."""
+    """Yields whether each line belongs to a block that is left as it is: fenced code, or a comment of its own."""
     ends_with = ""
     for line in lines:
         if ends_with:
@@ -81,7 +81,7 @@ def _filled(words: list[str], first: str, width: int) -> Iterator[str]:
 
 
 def _safe(words: list[str]) -> Iterator[str]:
-    """Words, with those that would start a list or a heading kept on the line of the word before them."""
+    """Yields words; those that would start a list or a heading stay on the line of the word before them."""
     kept = words[0]
     for word in words[1:]:
         if STARTS_SOMETHING.match(word):

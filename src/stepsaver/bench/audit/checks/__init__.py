@@ -1,1 +1,1 @@
-"""One check per file: its `ORDER`, and `findings(task)`; the file's name is the check's."""
+"""One check per file, which has `ORDER` and `findings(task)`; the file's name is the name of the check."""

@@ -1,4 +1,4 @@
-"""A few samples decoded alone give what they gave in their batch; near-ties of rounding are the one excuse."""
+"""A few samples, decoded again alone, give what they gave in their batch; rounding at a near-tie is the only excuse."""
 
 from collections.abc import Iterator
 

@@ -28,7 +28,7 @@ def findings(task: TaskEvidence) -> Iterator[Finding]:
 
 
 def _is_policy(stored: str, declared: str) -> bool:
-    """Whether a run's policy is the declared one. Its text may lack a field that the policy was given since."""
+    """Whether a run's policy is the declared one. Its text may lack a field that the policy got later."""
     try:
         return registry.describe(parse_policy(stored)) == declared
     except UsageError:
@@ -36,8 +36,8 @@ def _is_policy(stored: str, declared: str) -> bool:
 
 
 def declared_decoding(experiment: Experiment, cell: CellEvidence) -> dict[str, Any]:
-    """The experiment's file or its defaults, then the command line, then the config; what is left to the model is not
-    declared.
+    """Returns the declared settings: the experiment's file or its defaults, overridden by the command line and then by
+    the config. Settings that are left to the model are not declared.
     """
     names = ("block_size", "sub_block_size", "mask_id", "prefix_cache", "block_cache")
     declared = {name: getattr(experiment.spec.decoding, name) for name in names}

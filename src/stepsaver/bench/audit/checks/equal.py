@@ -1,4 +1,4 @@
-"""A config whose answers were taken over from another one was computed for some requests, and agreed."""
+"""A config that took over another one's answers was itself computed on some requests, and agreed."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Rules that amount to the same give the same answers; others that act on many samples leave a mark."""
+"""Rules that amount to the same give the same answers; others change the answers, or at least the work."""
 
 from collections.abc import Iterator
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""Every line and document holds by its checksum, and says that it is of the run whose folder it stands in."""
+"""Every line and document agrees with its checksum, and names the run whose folder it is in."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 from stepsaver.bench.results.store import IDENTITY
 
 ORDER = 0
-NAMED = 3  # faults of a config that are told one by one
+NAMED = 3  # faults of a config that are listed one by one
 
 
 def findings(task: TaskEvidence) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Subsets of one grid have equal size, and every index exists."""
+"""The layer groups of a grid have equal size, and every layer that they name exists."""
 
 from collections.abc import Iterator
 

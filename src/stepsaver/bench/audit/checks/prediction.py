@@ -1,11 +1,11 @@
-"""The speed-up is about what the operations that were executed predict, and what rows take on the machine."""
+"""The speed-up is about what the executed operations predict, and what the machine's row costs predict."""
 
 from collections.abc import Iterator
 
 from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 
 ORDER = 13
-# of a summary, what it is made of, and how far the speed-up may be from it
+# the field of a summary, what the message calls it, and how far the speed-up may be from it
 PREDICTIONS = (
     ("predicted_speed_up", "its operations predict", 0.25),
     ("predicted_here", "what rows take here predicts", 0.1),

@@ -1,4 +1,4 @@
-"""All configs of a task ran on one machine with one code."""
+"""All configs of a task ran on one machine with the same code."""
 
 from collections.abc import Iterator
 

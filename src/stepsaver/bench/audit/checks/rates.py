@@ -1,4 +1,4 @@
-"""Chunks are timed alike: none was disturbed, twins are about as fast, and the figures shown agree with each other."""
+"""Chunks are timed alike: none was disturbed, configs that do the same work are about as fast, and figures agree."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -23,7 +23,7 @@ def findings(task: TaskEvidence) -> Iterator[Finding]:
 
 
 def _slow(task: TaskEvidence) -> Iterator[Finding]:
-    """Those that were disturbed by number, for they can be timed again; a cold start shows as a slow chunk, too."""
+    """Lists disturbed chunks by number, because they can be timed again. A cold start shows as a slow chunk too."""
     found = slow_chunks({cell.name: cell.counting for cell in task.computed})
     for cell in task.computed:
         timed = len(chunk_rates(cell.counting))
@@ -44,7 +44,7 @@ def _slow(task: TaskEvidence) -> Iterator[Finding]:
 
 
 def _unlike_twins(task: TaskEvidence) -> Iterator[Finding]:
-    """Twins that do the same work have to be about as fast."""
+    """Twins, configs that do the same work, have to be about equally fast."""
     rates = {cell.name: chunk_rates(cell.timings) for cell in task.computed}
     for one, other in combinations(task.computed, 2):
         alike = one.acting == other.acting and one.is_decoded_as(other) and task.policy(one) == task.policy(other)
@@ -59,9 +59,9 @@ def _unlike_twins(task: TaskEvidence) -> Iterator[Finding]:
 
 
 def _pooled_time(cell: CellEvidence) -> Iterator[Finding]:
-    """Time over the whole run gives about the median over chunks, unless a few chunks took most of it.
+    """The rate over the whole run is about the median over chunks, unless a few chunks took most of the time.
 
-    About: nearer than the interval is wide. Of four chunks, one of which is shorter, the two never agree much better.
+    "About" is closer than the interval is wide: with four chunks, one of them shorter, the two never agree much better.
     """
     summary = cell.summary
     if summary is None or summary.rate is None or summary.chunks_not_comparable:
@@ -77,7 +77,7 @@ def _pooled_time(cell: CellEvidence) -> Iterator[Finding]:
 
 
 def _not_idle(cell: CellEvidence) -> Iterator[Finding]:
-    """Chunks are compared in pairs, which helps; the rates themselves are those of a busy machine."""
+    """Speed-ups compare chunks in pairs, which helps; the rates themselves are those of a busy machine."""
     cores = cell.summary.other_cores if cell.summary else None
     if cores is not None and cores.median >= IDLE_CORES:
         yield Finding(
@@ -89,7 +89,7 @@ def _not_idle(cell: CellEvidence) -> Iterator[Finding]:
 
 
 def _speed_up(cell: CellEvidence, baseline: CellEvidence) -> Iterator[Finding]:
-    """The rates that are shown give about the speed-up that is shown beside them."""
+    """The rates that are shown agree with the speed-up that is shown beside them."""
     if cell.summary is None or baseline.summary is None:
         return
     ours, theirs, up = cell.summary.rate, baseline.summary.rate, cell.summary.speed_up.tokens_per_s

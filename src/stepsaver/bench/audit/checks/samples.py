@@ -1,4 +1,4 @@
-"""Every sample once in every config, and the same prompts."""
+"""Every config has every sample once, with the same prompts."""
 
 from collections import Counter
 from collections.abc import Iterator

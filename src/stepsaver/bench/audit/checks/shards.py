@@ -1,4 +1,4 @@
-"""Shards that share a machine slow each other down: what they took says nothing about a config."""
+"""Shards that share a machine slow each other down: their timings say nothing about a config."""
 
 from collections.abc import Iterator
 

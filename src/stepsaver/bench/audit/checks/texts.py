@@ -1,4 +1,4 @@
-"""Texts neither run away nor break off, compared with the baseline."""
+"""Texts are about as long as the baseline's, and hit the token limit about as often."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from stepsaver.bench.audit.evidence import Finding, TaskEvidence
 
 ORDER = 10
 RUNAWAY = 1.5  # times the baseline's tokens per sample
-CUT_SHARE = 0.1  # more samples at the limit than in the baseline
+CUT_SHARE = 0.1  # by which the share of samples at the limit may exceed the baseline's
 
 
 def findings(task: TaskEvidence) -> Iterator[Finding]:
