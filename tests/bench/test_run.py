@@ -180,6 +180,17 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_samples(experiment: Path, f
         assert stored_answers(experiment, config) == stored_answers(finished, config)
 
 
+def test_nothing_is_set_aside_if_a_named_config_has_no_results(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(cell(experiment, "output_0"))
+    before = sorted((experiment / "results").rglob("*"))
+    assert main(["discard", str(experiment), "--limit", str(LIMIT), "trimmed", "output_0", "--why", "w"]) == 2
+    assert "nothing of output_0 to discard" in capsys.readouterr().err
+    assert sorted((experiment / "results").rglob("*")) == before
+    assert not (experiment / "discarded.jsonl").exists()
+
+
 def test_discarded_results_leave_a_reason(experiment: Path) -> None:
     assert main(["discard", str(experiment), "--limit", str(LIMIT), "trimmed", "--why", "cold start"]) == 0
     assert not cell(experiment, "trimmed").exists()

@@ -218,6 +218,23 @@ def test_only_a_complete_run_becomes_artifacts(experiment: Path, capsys: pytest.
     assert not (experiment / "artifacts").exists()
 
 
+def test_damaged_artifacts_and_notes_are_one_line(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (experiment / "discarded.jsonl").write_text('{"task": 1\n[]\n{"task": "t", "config": "c", "when": 5, "why": "w"}\n')
+    assert main(["report"]) == 0
+    status = (experiment.parent / "STATUS.md").read_text()
+    assert status.count("a line of discarded.jsonl cannot be read") == 2
+    assert "00_tiny, t: c was set aside on 5: w" in status
+    report(experiment, "--save-artifacts")
+    (saved,) = (experiment / "artifacts").glob("mini_gsm8k*")
+    (saved / "audit.jsonl").write_text('{"no": "finding"}\n')
+    shutil.rmtree(experiment / "results")
+    capsys.readouterr()
+    report(experiment, expected=2)
+    error = capsys.readouterr().err
+    assert "audit.jsonl cannot be read" in error
+    assert error.count("\n") == 1
+
+
 def test_configs_that_never_ran_are_no_artifacts(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in (experiment / "results").glob("*/output"):
         shutil.rmtree(folder)

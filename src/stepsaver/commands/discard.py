@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiment.folders import discard
+    from stepsaver.bench.experiment.folders import discard, stored_configs
     from stepsaver.bench.results.locks import exclusive
 
     if not options.why.strip():
@@ -23,7 +23,13 @@ def run(options: argparse.Namespace) -> int:
     experiment, results, cell_folders = choose(options)
     configs = [experiment.config(name).name for name in options.configs] or [each.name for each in experiment.configs]
     with exclusive(results):
-        for task, folder in cell_folders.items():
-            moved = discard(experiment, results, folder, configs, options.why)
-            print(f"{task}: set aside {', '.join(moved)}")
+        there = {task: stored_configs(results / folder, configs) for task, folder in cell_folders.items()}
+        found = {name for names in there.values() for name in names}
+        missing = [name for name in options.configs if name not in found]
+        if missing or not found:
+            raise UsageError(f"nothing of {', '.join(missing) or experiment.name} to discard in {results}")
+        for task, names in there.items():
+            if names:
+                discard(experiment, results, cell_folders[task], names, options.why)
+                print(f"{task}: set aside {', '.join(names)}")
     return 0

@@ -63,7 +63,10 @@ def read_artifacts(experiment: Experiment, results: Path, folder: str) -> Report
     if not any(cell.summary for cell in cells):
         return None
     lines = (saved / FINDINGS).read_text(encoding="utf-8").splitlines() if (saved / FINDINGS).exists() else []
-    findings = tuple(Finding(**json.loads(line)) for line in lines)
+    try:
+        findings = tuple(Finding(**json.loads(line)) for line in lines)
+    except (ValueError, TypeError, RecursionError):
+        raise UsageError(f"{saved / FINDINGS} cannot be read; `stepsaver report --save-artifacts` writes it") from None
     return ReportTask(
         experiment,
         results,

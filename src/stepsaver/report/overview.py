@@ -97,9 +97,12 @@ def _pending(experiment: Experiment, task: str, stored: ReportTask | None, limit
 def _discarded(experiment: Experiment) -> Iterator[str]:
     path = experiment.folder / DISCARDED
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        entry = json.loads(line)
-        what = f"{experiment.name}, {entry['task']}: {entry['config']}"
-        yield f"{what} was set aside on {entry['when'][:8]}: {entry['why']}"
+        try:
+            entry = json.loads(line)
+            what = f"{experiment.name}, {entry['task']}: {entry['config']}"
+            yield f"{what} was set aside on {str(entry['when'])[:8]}: {entry['why']}"
+        except (ValueError, KeyError, TypeError, RecursionError):
+            yield f"{experiment.name}: a line of {DISCARDED} cannot be read"
 
 
 def overview_page(overview: Overview) -> str:

@@ -63,21 +63,18 @@ def read_summaries(experiment: Experiment, results: Path, cell_folder: str) -> d
     return {name: summary for name, summary in found.items() if summary is not None}
 
 
-def discard(experiment: Experiment, results: Path, cell_folder: str, configs: list[str], why: str) -> list[str]:
-    """Moves results to `discarded/` and records why. Returns the configs that were moved; raises if there are none."""
-    moved: list[str] = []
+def stored_configs(folder: Path, configs: list[str]) -> list[str]:
+    """Returns those of the configs that have results in a task's folder."""
+    return [name for name in configs if (folder / name).is_dir()]
+
+
+def discard(experiment: Experiment, results: Path, cell_folder: str, configs: list[str], why: str) -> None:
+    """Moves the results of configs to `discarded/` and records why."""
     for name in configs:
-        source = results / cell_folder / name
-        if not source.is_dir():
-            continue
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         target = results / cell_folder / "discarded" / f"{name}-{stamp}"
         target.parent.mkdir(parents=True, exist_ok=True)
-        source.rename(target)
+        (results / cell_folder / name).rename(target)
         entry = {"when": stamp, "task": cell_folder, "config": name, "why": why, "moved_to": str(target)}
         with (experiment.folder / DISCARDED).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(entry) + "\n")
-        moved.append(name)
-    if not moved:
-        raise UsageError(f"nothing of {experiment.name} to discard in {results / cell_folder}")
-    return moved
