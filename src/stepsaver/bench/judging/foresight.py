@@ -19,12 +19,12 @@ from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.plan import Kind
 from stepsaver.engine.prefill import PREFILL_ROWS
 from stepsaver.engine.row_costs import RowCosts, predicted_seconds
+from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import ForwardRecord, LayersRun, SampleStep
 
 MOST = 1 << 40
 FORWARDS = 400  # drawn for each config, device and batch size
 USUAL_CONTEXT = 128  # rows, if a summary does not say; it matters little, since keys and values are few beside weights
-KEEP_DELTAS = ("layer_reuse", "adaptive_layers")  # rules that do
 READ_SHARE = 0.25  # of a step's rows whose logits are read, if a summary does not say
 
 
@@ -99,9 +99,13 @@ def read_counted_run(summary: Summary, folder: Path) -> CountedRun:
 
 def _joins_prefills(summary: Summary) -> bool:
     """Whether prefills share a forward with steps, as the engine decides it: not if a rule keeps deltas."""
-    keeps_deltas = any(rule.startswith(KEEP_DELTAS) for rule in summary.identity.rules)
-    decoding = summary.identity.decoding
-    return bool(decoding.prefix_cache) and decoding.join not in (None, "none", "commit") and not keeps_deltas
+    decoding, layers = summary.identity.decoding, summary.identity.layers
+    try:
+        rules = [parse_rule(text) for text in summary.identity.rules]
+    except UsageError:  # of a package that is not here
+        return False
+    keeps_deltas = any(rule.delta_layers(layers) | rule.probe_layers(layers) for rule in rules)
+    return decoding.prefix_cache and decoding.join not in ("none", "commit") and not keeps_deltas
 
 
 def _steps(counts: StepCounts) -> tuple[CountedStep, ...]:
@@ -172,20 +176,20 @@ def _seconds(
     if not total:
         return 0.0
     forwards = total / max(batch, 1.0)
-    wanted = [(steps, batch)]
-    if beside:
-        wanted.append((beside, sum(each.number for each in beside) / forwards))
-    drawn = [[_drawn(run, each, count, costs, random) for each, count in wanted] for _ in range(FORWARDS)]
-    seconds = [predicted_seconds(costs, _record([step for part in parts for step in part], costs)) for parts in drawn]
+    seconds = []
+    for _ in range(FORWARDS):
+        drawn = _drawn(run, steps, max(int(batch + random.random()), 1), costs, random)
+        if beside:
+            share = sum(each.number for each in beside) / forwards
+            drawn += _drawn(run, beside, int(share + random.random()), costs, random)
+        seconds.append(predicted_seconds(costs, _record(drawn, costs)))
     return float(np.mean(seconds)) * forwards
 
 
 def _drawn(
-    run: CountedRun, steps: list[CountedStep], count: float, costs: RowCosts, random: np.random.Generator
+    run: CountedRun, steps: list[CountedStep], size: int, costs: RowCosts, random: np.random.Generator
 ) -> list[SampleStep]:
-    """Returns steps drawn at random, `count` of them on average: at least one, except of prefills that are fewer."""
-    size = int(count + random.random())
-    size = max(size, 1) if steps[0].step.kind != "prefill" or count >= 1 else size
+    """Returns that many steps drawn at random, each as often as it was taken."""
     numbers = np.array([each.number for each in steps])
     chosen = random.choice(len(steps), size, p=numbers / numbers.sum())
     return [_in_layers(steps[index].step, run.layers, costs.layers) for index in chosen]

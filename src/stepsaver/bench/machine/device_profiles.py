@@ -22,7 +22,7 @@ ROWS = tuple(1 << power for power in range(13))
 READ_SHARE, MULTIPLY_SHARE = 0.8, 0.6  # of the peaks, that well-made kernels reach
 LAUNCH_SECONDS = 6e-6  # for one operation in PyTorch's eager mode, on the host
 ATTENTION_LAUNCHES, MLP_LAUNCHES, OTHER_LAUNCHES = 11, 6, 30  # as tests/engine/test_stand_in_device.py counts them
-TICK_SECONDS, SAMPLE_SECONDS, RULE_SECONDS = 200e-6, 60e-6, 5e-6  # planning on the host
+TICK_SECONDS, SAMPLE_SECONDS, RULE_SECONDS = 200e-6, 60e-6, 3e-6  # planning on a host like the one of 05 and 06
 
 
 @dataclass(frozen=True)

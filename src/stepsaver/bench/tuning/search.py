@@ -16,7 +16,6 @@ TOGETHER = 6  # candidates that are timed beside one run of the baseline, before
 MOST_COMBINATIONS = 24
 LEAST_CHANCE = 0.05  # of being confirmed, to be worth fresh problems
 SURVIVORS, LEAST_SURVIVORS = 0.5, 5  # of a rung: their share, and their number at least
-PROMISED_MORE = "others promised more"
 
 
 class Trials(Protocol):
@@ -66,6 +65,7 @@ class Found:
 
     ranked: list[tuple[str, Observed]] = field(default_factory=list)  # the most promising first
     out: dict[str, str] = field(default_factory=dict)  # by candidate, why it left
+    aside: list[str] = field(default_factory=list)  # those of `out` that others only seemed to be better than
     never_run: list[str] = field(default_factory=list)  # for want of time
 
 
@@ -78,8 +78,7 @@ def search(space: Space, trials: Trials, goal: Goal) -> Found:
     tried += _try_once(combined, trials, found, until=until)
     racing = [name for name, observed in _known(tried, trials).items() if _is_hopeful(name, observed, found)]
     standing = _known(_race(racing, space, trials, found, goal), trials)
-    aside = _known([name for name, reason in found.out.items() if reason.endswith(PROMISED_MORE)], trials)
-    found.ranked = _ranked(standing, goal) or _ranked(aside, goal)
+    found.ranked = _ranked(standing, goal) or _ranked(_known(found.aside, trials), goal)
     for name, _ in found.ranked:
         found.out.pop(name, None)
     return found
@@ -160,7 +159,8 @@ def _survivors(racing: list[str], space: Space, trials: Trials, found: Found, go
     surviving = [name for rank, name in enumerate(ordered) if rank < kept or name in first.values()]
     for name in ordered:
         if name not in surviving:
-            found.out[name] = f"after {known[name].problems} problems {PROMISED_MORE}"
+            found.aside.append(name)
+            found.out[name] = f"after {known[name].problems} problems others promised more"
     return surviving
 
 

@@ -138,7 +138,7 @@ class DeclaredSpace:
         families: dict[str, list[str]] = {}
         for name in names:
             families.setdefault(self.family(name), []).append(name)
-        return [name for each in itertools.zip_longest(*families.values()) for name in each if name is not None]
+        return _one_of_each(families.values())
 
     def _choices(self, known: Mapping[str, Observed], goal: Goal) -> dict[str, list[tuple[str, Setting]]]:
         """Returns, by kind, the few settings that promise most on their own; as many of each policy."""
@@ -241,8 +241,12 @@ def _in_turns(settings: Sequence[Setting], names: Sequence[str]) -> list[str]:
     for setting, name in zip(settings, names, strict=True):
         kinds.setdefault((setting.kind, setting.others[:1]), []).append((-sum(setting.ranks), name))
     ordered = [[name for _, name in sorted(each, key=lambda one: one[0])] for each in kinds.values()]
-    rounds = itertools.zip_longest(*ordered)
-    return [name for each in rounds for name in each if name is not None]
+    return _one_of_each(ordered)
+
+
+def _one_of_each(groups: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the first of every group, then the next of every group."""
+    return [name for each in itertools.zip_longest(*groups) for name in each if name is not None]
 
 
 def _joined(one: Observed | None, other: Observed) -> Observed:
