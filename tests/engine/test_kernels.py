@@ -300,7 +300,7 @@ def test_kernels_serve_single_precision_on_the_cpu_alone() -> None:
     assert not kernels.serve(torch.float32, torch.device("cuda"))
 
 
-halved = pytest.mark.skipif(not kernels.multiplies_halves(), reason="no multiplication by 16-bit weights here")
+halved = pytest.mark.skipif(not kernels.multiplies_blocks(), reason="no multiplication by 16-bit weights here")
 
 
 def in_blocks(weight: torch.Tensor) -> torch.Tensor:

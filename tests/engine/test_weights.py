@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models import linear
-from stepsaver.engine.models.layouts import Halves, Packed, Plain, keep_halves
+from stepsaver.engine.models.layouts import Floats, Halves, Packed, Plain, keep_halves
 from stepsaver.engine.models.linear import Kept, Linear, halves_problem
 from stepsaver.engine.models.load import load_model, random_model, save_weights
 from stepsaver.engine.models.transformer import Transformer
@@ -191,20 +191,27 @@ def test_a_weight_of_nothing_but_tiny_numbers_is_not_held() -> None:
 @served
 def test_how_many_numbers_are_rounded_is_said() -> None:
     model = random_model(tiny_config(), dtype=torch.float32, weights="float16", stored=torch.bfloat16)
-    exact = random_model(tiny_config(), dtype=torch.float32, stored=torch.bfloat16)
+    exact = random_model(tiny_config(), dtype=torch.float64, stored=torch.bfloat16)
     maps = [
         parameter for name, parameter in exact.named_parameters() if parameter.dim() > 1 and "embedding" not in name
     ]
-    rounded = sum(int((each.half().float() != each).sum()) for each in maps)
+    rounded = sum(int((each.half().double() != each).sum()) for each in maps)
     assert model.kept == Kept(float16=sum(each.numel() for each in maps), rounded=rounded)
     assert rounded > 0
 
 
-def test_small_weights_and_double_precision_stay_as_they_are() -> None:
-    for dtype in (torch.float32, torch.float64):
-        model = random_model(tiny_config(), dtype=dtype, stored=torch.float16)
+@served
+def test_small_weights_lie_in_blocks_and_double_precision_stays_as_it_is() -> None:
+    kinds = {
+        (torch.float32, torch.float16): Halves,
+        (torch.float32, torch.float32): Floats,
+        (torch.float64, torch.float16): Plain,
+    }
+    for (dtype, stored), layout in kinds.items():
+        model = random_model(tiny_config(), dtype=dtype, stored=stored)
         maps = [module for module in model.modules() if isinstance(module, Linear)]
-        assert all(isinstance(each.layout, Plain) and each.weight is not None for each in maps)
+        assert all(isinstance(each.layout, layout) for each in maps)
+        assert all(each.weight is not None for each in maps), "they are small, and can be prepared again"
 
 
 @served
@@ -258,7 +265,7 @@ def test_the_kind_that_serves_is_known_before_a_weight_is_read(weights: str, dty
     opened = open_model("embedded", weights=weights, dtype=dtype, device="cpu")  # type: ignore[arg-type]
     assert opened.weights == expected
     kept = opened.load().kept
-    assert (kept.float16 > 0) == (expected == "float16"), "the embedded model's weights are small"
+    assert (kept.float16 > 0) == (expected != "float32"), "float16 holds the embedded model's weights"
 
 
 @pytest.mark.parametrize("setting", ["0", "plain"])

@@ -1,6 +1,6 @@
-"""What a forward runs without rules: the context, a denoising step of a block, or the commit of a finished one.
+"""What a forward runs without rules: the context, a denoising step, or the commit of a finished block.
 
-Sub-blocks and the block cache live here. Rules only ever take work away from these plans.
+Sub-blocks and the block cache live here. Rules only take work away from these plans.
 """
 
 from functools import lru_cache
@@ -12,7 +12,7 @@ from stepsaver.engine.view import StepView
 
 
 def base_plan(view: StepView) -> StepPlan:
-    """A denoising step: the sub-block if the block cache can serve the other rows, else the whole block."""
+    """A denoising step. It runs the sub-block if the block cache can serve the other rows, else the whole block."""
     reads = view.prediction.readers(view.candidates)
     if cache_serves(view, view.candidates):
         return whole_plan("sub", window=view.sub_block, reads=reads, layers=view.layers, prediction=view.prediction)
@@ -21,11 +21,11 @@ def base_plan(view: StepView) -> StepPlan:
 
 
 def cache_serves(view: StepView, candidates: Rows, *, steps_ahead: int = 0) -> bool:
-    """Whether a step that may reveal `candidates` can run the sub-block alone, on the cached rows around it.
+    """Whether a step that may reveal `candidates` can run the sub-block alone, with the rows around it from the cache.
 
-    Not a sub-block's first step, before which rows outside it have changed. And all rows that predict a candidate must
-    lie in the sub-block: where a row predicts the token after it, this fails while the sub-block's first row is masked,
-    which is why the reference runs the whole block then.
+    A sub-block's first step cannot: rows outside the sub-block have changed. Also, all rows that predict a candidate
+    must be in the sub-block. Where a row predicts the token after it, this fails while the sub-block's first row is
+    masked. That is why the reference runs the whole block then.
     """
     return (
         view.block_cache
@@ -37,7 +37,7 @@ def cache_serves(view: StepView, candidates: Rows, *, steps_ahead: int = 0) -> b
 
 @lru_cache(maxsize=256)
 def prefill_plan(rows: int, *, reads_last: bool, layers: int, prediction: Prediction = NEXT) -> StepPlan:
-    """Rows of the context; where they are its last ones, what opens the first block may be read."""
+    """Runs rows of the context. With `reads_last`, also reads the token that opens the first block."""
     window = rows_between(0, rows)
     reads = opening_readers(rows, prediction) if reads_last else NO_ROWS
     return whole_plan("prefill", window=window, reads=reads, layers=layers, prediction=prediction)
@@ -45,11 +45,11 @@ def prefill_plan(rows: int, *, reads_last: bool, layers: int, prediction: Predic
 
 @lru_cache(maxsize=64)
 def commit_plan(block_size: int, *, layers: int, prediction: Prediction = NEXT) -> StepPlan:
-    """All rows of a finished block, and what opens the next one is read."""
+    """Runs all rows of a finished block, and reads the token that opens the next block."""
     window, reads = rows_between(0, block_size), opening_readers(block_size, prediction)
     return whole_plan("commit", window=window, reads=reads, layers=layers, prediction=prediction)
 
 
 def opening_readers(rows: int, prediction: Prediction) -> Rows:
-    """Of the first `rows` rows, those that predict the token after them, which opens the next block; maybe none."""
+    """The row, among the first `rows`, that predicts the token after them, which opens the next block; maybe none."""
     return prediction.readers(1 << rows) & rows_between(0, rows)

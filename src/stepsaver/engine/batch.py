@@ -1,4 +1,4 @@
-"""What a batch is decoded with, and the execution of one forward: plans in, proposals out."""
+"""The settings of a batch, and how one forward is executed: plans in, proposals out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ from stepsaver.engine.state import BlockState, Request, Sample
 from stepsaver.engine.trace import LayersRun
 from stepsaver.engine.view import StepView, step_view
 
-FORWARD_ROWS = 16.0  # what a forward is taken to cost beside its rows, in rows, where nobody has measured it
+FORWARD_ROWS = 16.0  # assumed cost of a forward on top of its rows, in rows, where nobody has measured it
 
 
 class StepEvent(NamedTuple):
-    """What one sample's step did, for those who watch."""
+    """What one sample's step did, for `on_step`."""
 
     sample: Sample
     plan: StepPlan
     start: int  # the position of row 0
     sub_block: Rows
     changed: Rows  # before the step: rows whose token differs from the one they were last computed with
-    tokens: NDArray[np.int64]  # before the step, of the block; of a draft or its verification, of its rows and one more
+    tokens: NDArray[np.int64]  # before the step: of the block; for a draft or verification, of its rows and one more
     masked: Rows  # before the step
     proposed: NDArray[np.int64]
     confidence: NDArray[np.float64]
@@ -43,11 +43,11 @@ class StepEvent(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step led to: how many rows became tokens, and what to tell those who watch."""
+    """What a step led to: how many rows became tokens, and the event for `on_step`."""
 
     revealed: int
     event: StepEvent | None = None
-    guess: Literal["right", "wrong"] | None = None  # of a step that was run before its block's first token was known
+    guess: Literal["right", "wrong"] | None = None  # for a step that ran before its block's first token was known
 
 
 class Moves(Protocol):
@@ -55,11 +55,11 @@ class Moves(Protocol):
 
     @property
     def context_block_size(self) -> int | None:
-        """Up to the end of which blocks a row of the context sees; None: those that are decoded."""
+        """A row of the context sees up to the end of its block of this size; None: the size used for decoding."""
         ...
 
     def join(self, batch: "BatchContext", index: int, request: Request, slot: int) -> Sample:
-        """A sample with its slot, its context still to be prefilled."""
+        """A sample with its slot. Its context is not prefilled yet."""
         ...
 
     def turns(self, batch: "BatchContext", sample: Sample) -> list["Turn"]:
@@ -67,7 +67,7 @@ class Moves(Protocol):
         ...
 
     def take(self, batch: "BatchContext", run: list["Turn"], proposals: list[Proposals]) -> list[Outcome]:
-        """Acts on what the sample's turns gave, one outcome each."""
+        """Acts on the proposals of the sample's turns. Returns one outcome per turn."""
         ...
 
 
@@ -82,15 +82,15 @@ class BatchContext:
     rules: tuple[Rule, ...]
     sampling: Sampling
     slots: int
-    forward_rows: float | None = None  # what a forward costs beside its rows, in rows; None: nobody has measured it
+    forward_rows: float | None = None  # cost of a forward on top of its rows, in rows; None: nobody has measured it
     checked: bool = False  # prove before each step that nothing stale is read
     on_step: Callable[[StepEvent], None] | None = None
     finished: Callable[[list[int]], bool] | None = None
 
     @cached_property
     def joins(self) -> Joins:
-        """Which steps share a forward. A block's deltas lie where those of the block before it did, so that two blocks
-        cannot run at once with them.
+        """Which steps share a forward. With a delta cache, none do: a block's deltas overwrite those of the block
+        before it, so two blocks of a sample cannot run at once.
         """
         if not self.decoding.prefix_cache or self.memory.deltas is not None:
             return Joins(prefill=False, commits=False)
@@ -103,26 +103,26 @@ class BatchContext:
 
     @cached_property
     def keeps_layer_history(self) -> bool:
-        """Whether blocks note for each layer what it was computed with: for rules that reuse deltas, and for checks."""
+        """Whether blocks note which tokens each layer was computed with: for rules that reuse deltas and for checks."""
         return self.checked or self.memory.deltas is not None
 
     @property
     def forward_rows_share(self) -> float:
-        """What a forward costs each sample of the batch beside its rows, in rows."""
+        """Each sample's share of what a forward costs on top of its rows, in rows."""
         return (FORWARD_ROWS if self.forward_rows is None else self.forward_rows) / self.slots
 
 
 class Turn(NamedTuple):
-    """A sample's share of a forward: a step, the block that it is part of, and what the rules saw before it.
+    """A sample's share of a forward: a step, its block, and what the rules saw before it.
 
-    A sample may have several in one forward: every row's keys and values are written before any row attends.
+    A sample may have several turns in one forward: every row's keys and values are written before any row attends.
     """
 
     sample: Sample
     block: BlockState
     step: Step
-    view: StepView | None = None  # None: a prefill, of which nothing is left out
-    targets: tuple[int, ...] | None = None  # to be scored for each row that is read; None: what its sample wants there
+    view: StepView | None = None  # None: rules do not act on this turn
+    targets: tuple[int, ...] | None = None  # tokens to score for each row that is read; None: the sample's own targets
 
     @property
     def plan(self) -> StepPlan:
@@ -130,19 +130,19 @@ class Turn(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Turns of a forward that belong together, and what is done with what they gave."""
+    """Turns of a forward that belong together, and the function that acts on their proposals."""
 
     turns: list[Turn]
-    take: Callable[[list[Turn], list[Proposals]], list[Outcome]]  # given the turns as they were run; an outcome each
+    take: Callable[[list[Turn], list[Proposals]], list[Outcome]]  # gets the turns as they ran; one outcome each
 
 
 def step_share(batch: BatchContext, sample: Sample) -> Share:
-    """A sample's next step."""
+    """The share of a sample's next step."""
     return Share(batch.moves.turns(batch, sample), partial(batch.moves.take, batch))
 
 
 class Execution(NamedTuple):
-    """What a forward gave: the turns with their plans as they were run, and proposals for what their reads predict."""
+    """The result of a forward: the turns with their plans as they ran, and proposals for what their reads predict."""
 
     turns: list[Turn]
     proposals: list[Proposals]
@@ -151,7 +151,7 @@ class Execution(NamedTuple):
 
 
 def execute(batch: BatchContext, turns: list[Turn]) -> Execution:
-    """Runs all plans that are not empty, in one forward."""
+    """Runs all plans that are not empty in one forward."""
     started = perf_counter()
     running = [index for index, turn in enumerate(turns) if not turn.plan.is_empty]
     if not running:
@@ -178,7 +178,7 @@ def execute(batch: BatchContext, turns: list[Turn]) -> Execution:
 
 
 def _propose(batch: BatchContext, turns: list[Turn], output: StepOutput) -> tuple[list[Proposals], NDArray[np.float64]]:
-    """Each turn's proposals, and the drift of all rows, if any was measured: the forward's one transfer to the host."""
+    """Each turn's proposals, and the drift of all rows if it was measured: the forward's one transfer to the host."""
     reads = [turn.plan.reads.bit_count() for turn in turns]
     uniforms = [] if batch.sampling.is_greedy else _uniforms(batch, turns)
     try:
@@ -205,7 +205,7 @@ def _propose(batch: BatchContext, turns: list[Turn], output: StepOutput) -> tupl
 
 
 def _targets(turns: list[Turn]) -> list[tuple[int, ...]]:
-    """The tokens to be scored for each row that is read; empty where nobody has any."""
+    """The tokens to score for each row that is read; an empty list if there are none."""
     if not any(turn.sample.request.writer.has_targets for turn in turns):
         return []
     targets = [
@@ -221,7 +221,7 @@ def _predicted_positions(turns: list[Turn]) -> Iterator[tuple[Turn, int]]:
 
 
 def _plan_again(batch: BatchContext, blocks: list[BlockState], steps: Sequence[Step], drift_N: Tensor) -> list[Step]:
-    """In the middle of a forward: lets the rules that wanted to know the drift take away work of the layers after."""
+    """In the middle of a forward: rules that asked for the drift may take work away from the layers that follow."""
     planned: list[Step] = []
     drifts = _split_rows(steps, drift_N.double().cpu().numpy())
     for block, step, drift in zip(blocks, steps, drifts, strict=True):
@@ -234,7 +234,7 @@ def _plan_again(batch: BatchContext, blocks: list[BlockState], steps: Sequence[S
 
 
 def _note_drift(blocks: list[BlockState], steps: Sequence[Step], drift_N: NDArray[np.float64]) -> None:
-    """Notes the drift of the samples whose rules were not asked in between, which has noted it already."""
+    """Notes the drift of samples whose rules were not asked during the forward; asking notes it too."""
     for block, step, drift in zip(blocks, steps, _split_rows(steps, drift_N), strict=True):
         if step.plan.ask_after is None and step.plan.kind != "commit":
             block.record_drift(step.plan, drift)
@@ -270,7 +270,7 @@ def _recompute_contexts(batch: BatchContext, turns: list[Turn]) -> None:
 
 
 def _check_executed(executed: Executed, plans: list[StepPlan]) -> None:
-    """What the parts counted is what the plans said: a rule that claims reuse and skips nothing fails here."""
+    """Asserts that the parts ran what the plans said. A rule that claims reuse and skips nothing fails here."""
     planned = (
         sum(plan.attention_run for plan in plans),
         sum(plan.keys_values_run for plan in plans),
@@ -282,7 +282,7 @@ def _check_executed(executed: Executed, plans: list[StepPlan]) -> None:
 
 
 def _uniforms(batch: BatchContext, turns: list[Turn]) -> list[float]:
-    """One random number per row that is read, for the token that it predicts."""
+    """One random number per row that is read, to draw the token it predicts."""
     return [
         uniform(batch.sampling.seed, turn.sample.request.key, position, turn.block.steps)
         for turn, position in _predicted_positions(turns)

@@ -1,10 +1,11 @@
 """Keys, values and deltas of the samples in a batch: preallocated, written in place, indexed by absolute row.
 
-A slot holds one sample. Its keys and values lie in position order, so that the prefix cache (committed blocks) and the
-block cache (the block being decoded) are one range, and a commit is nothing but a rewrite in place. The positions of a
-head lie side by side, so that attention reads them in one go.
+A slot holds one sample. Its keys and values are in position order, so the prefix cache (committed blocks) and the block
+cache (the block being decoded) are one range, and a commit just rewrites rows in place. The positions of a head are
+next to each other, so attention reads them in one go.
 """
 
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from stepsaver.engine import kernels
 from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.models.large_pages import HAS_LARGE_PAGES, map_large_pages
 
 Index = NDArray[np.int64]
 
@@ -23,14 +25,14 @@ class KeysValues(NamedTuple):
     values: Tensor
 
 
-VIEWS = 64  # that are kept before they are all made anew
+VIEWS = 64  # sets of views that are kept; then all are dropped
 
 
 class KeyValueCache:
-    """Per layer [slots, 2 K, capacity, E]: a slot's keys, head by head, and after them its values.
+    """Per layer [slots, 2 K, capacity, E]: a slot's keys, head by head, then its values.
 
-    The views that attention reads are made for all layers at once and kept: making one costs as much as a small
-    operation.
+    The views that attention reads are made for all layers at once and kept, because making one costs as much as a
+    small operation.
     """
 
     def __init__(
@@ -38,8 +40,8 @@ class KeyValueCache:
     ) -> None:
         self.slots, self.capacity, self.kv_heads, self.device = slots, capacity, config.kv_heads, device
         shape = (config.layers, slots, 2 * config.kv_heads, capacity, config.head_dim)
-        # zeros: a row that is masked has weight 0, and 0 times what happens to be in memory may be NaN
-        self.stored = torch.zeros(shape, dtype=dtype, device=device)
+        # zeros: a masked row has weight 0, and 0 times whatever is in memory may be NaN
+        self.stored = _zeros(shape, dtype, device)
         self.has_kernel = kernels.serve(dtype, device)
         self.by_layer = self.stored.unbind()
         self._contexts: dict[tuple[int, int, int], tuple[KeysValues, ...]] = {}
@@ -49,9 +51,9 @@ class KeyValueCache:
         return self.stored.nbytes
 
     def row_indices(self, slots: Index, positions: Index) -> Tensor:
-        """Where packed rows belong: among all rows of all heads of all slots, the indices of their first head [N].
+        """Where packed rows go: indices of their first head [N] among all rows of all heads of all slots.
 
-        Without a kernel that writes them, those of all their heads [N, 2 K].
+        Without a kernel, the indices of all their heads [N, 2 K].
         """
         assert slots.max() < self.slots
         assert positions.max() < self.capacity
@@ -61,26 +63,26 @@ class KeyValueCache:
         return torch.from_numpy(indices).to(self.device, non_blocking=True)
 
     def write(self, layer: int, indices: Tensor, keys_values: Tensor) -> None:
-        """Puts packed rows [N, 2 K, E] where they belong, where no kernel does it."""
+        """Writes packed rows [N, 2 K, E] at their indices. Used where no kernel does it."""
         self.by_layer[layer].view(-1, self.stored.shape[-1])[indices] = keys_values
 
     def kernel_attends(self, length: int) -> bool:
-        """Whether our own kernel attends contexts of that many rows."""
+        """Whether our own kernel can attend to a context of `length` rows."""
         return self.has_kernel and kernels.can_attend(self.stored.shape[-1], length)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Gives a slot the first `length` rows of another one."""
+        """Copies the first `length` rows of one slot to another."""
         self.stored[:, target, :, :length] = self.stored[:, source, :, :length]
 
     def read(self, layer: int, slots: slice | Tensor, length: int) -> KeysValues:
-        """The first `length` rows of some slots [slots, K, L, E]; of a slice of them, as views."""
+        """The first `length` rows of some slots [slots, K, L, E]; views if `slots` is a slice."""
         if isinstance(slots, slice):
             return self._context(slots.start, slots.stop, length)[layer]
         keys, values = self.stored[layer][slots, :, :length].chunk(2, 1)
         return KeysValues(keys, values)
 
     def _context(self, first: int, last: int, length: int) -> tuple[KeysValues, ...]:
-        """Per layer, the views of the first rows of the slots from `first` to `last` - 1."""
+        """Per layer, views of the first `length` rows of slots `first` to `last` - 1."""
         key = (first, last, length)
         if key not in self._contexts:
             if len(self._contexts) == VIEWS:
@@ -88,6 +90,14 @@ class KeyValueCache:
             keys, values = self.stored[:, first:last, :, :length].chunk(2, 2)
             self._contexts[key] = tuple(map(KeysValues, keys.unbind(), values.unbind()))
         return self._contexts[key]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU in large pages: attention reads a few kB of each of many heads, which lie far apart."""
+    count = prod(shape)
+    if device.type != "cpu" or not HAS_LARGE_PAGES or not count:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(map_large_pages(count * dtype.itemsize), dtype=dtype, count=count).view(shape)
 
 
 class PartDeltas(NamedTuple):
@@ -123,7 +133,7 @@ class DeltaCache:
 
 
 def keep_deltas(stored: Tensor, indices: Tensor, delta_ND: Tensor) -> None:
-    """Puts the deltas of packed rows where they belong among those of one layer and part."""
+    """Writes the deltas of packed rows at their indices among those of one layer and part."""
     if kernels.serve(stored.dtype, stored.device):
         kernels.copy_rows(delta_ND, stored, indices)
     else:

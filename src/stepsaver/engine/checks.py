@@ -1,5 +1,5 @@
-"""What must hold before a step or a commit runs, whatever the rules: nothing is read that was computed with another
-token, or never.
+"""What must hold before a step or a commit runs, whatever the rules: it reads nothing that was computed with another
+token, and nothing that was never computed.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from stepsaver.engine.view import StepView
 
 
 def assert_current(plan: StepPlan, view: StepView) -> None:
-    """Keys and values of every row that is not hidden, and every delta that is reused, are of the row's own token."""
+    """Asserts that keys and values of all rows that are not hidden, and all reused deltas, are of the row's token."""
     if plan.is_empty:  # mode `output` by definition: the last logits stand
         return
     assert view.by_layer is not None
@@ -32,10 +32,10 @@ def assert_current(plan: StepPlan, view: StepView) -> None:
 
 
 def assert_verified(steps: Sequence[Step], stamps: NDArray[np.int64], text: list[int]) -> None:
-    """What a round of verified drafts reads was written by a causal forward or a commit, with the text's own tokens.
+    """Asserts that a round of verified drafts reads only what causal forwards and commits wrote, of the text's tokens.
 
-    `stamps` are the tokens that each position was last written with, `NEVER` where nothing or a draft wrote it. Rows
-    that the same forward writes count, unless they are a draft's own.
+    `stamps` holds the token that each position was last written with, or `NEVER` if nothing or a draft wrote it. Rows
+    that the same forward writes count, except those of a draft.
     """
     stamps = stamps.copy()
     for step in steps:
@@ -48,7 +48,7 @@ def assert_verified(steps: Sequence[Step], stamps: NDArray[np.int64], text: list
 
 
 def stamp_positions(stamps: NDArray[np.int64], step: Step) -> None:
-    """Notes which tokens a step writes keys and values of; those of a draft are worth nothing."""
+    """Notes the tokens whose keys and values a step writes. A draft's do not count."""
     stamps[step.start : step.start + len(step.tokens)] = NEVER if step.plan.kind == "draft" else step.tokens
 
 

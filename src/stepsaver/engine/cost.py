@@ -1,7 +1,7 @@
-"""What a run cost, summed from its records: operations, bytes, and what they predict.
+"""What a run cost, summed from its records: operations, bytes, and the speed-up they predict.
 
 A forward takes the time of its operations or the time of reading its weights and caches, whichever is longer. Where
-compute is the limit the predicted speed-up is a ratio of operations; at small batches it is one of bytes.
+compute is the limit, the predicted speed-up is a ratio of operations. In small batches it is a ratio of bytes.
 """
 
 from collections.abc import Iterable
@@ -55,9 +55,9 @@ class Cost:
 
 
 def entry_flops(config: ModelConfig, entry: SampleStep, free: Shares = NOTHING) -> float:
-    """Multiply-adds count twice; norms, rotations and softmax are left out (under 1 % of a layer).
+    """Operations of a step. A multiply-add counts as two; norms, rotations and softmax (under 1 % of a layer) as none.
 
-    `free` is how much of the row-layers is taken to cost nothing.
+    `free` is the share of the row-layers that is assumed to cost nothing.
     """
     query_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
     keys_values = 4 * config.hidden * kv_width
@@ -80,9 +80,9 @@ def entry_flops(config: ModelConfig, entry: SampleStep, free: Shares = NOTHING) 
 def record_work(
     config: ModelConfig, record: ForwardRecord, bytes_per_number: int, bytes_per_weight: float | None = None
 ) -> Work:
-    """The operations and bytes of one forward: weights once, each sample's keys and values once per layer.
+    """The operations and bytes of one forward. It reads weights once, each sample's keys and values once per layer.
 
-    `bytes_per_weight` is for weights that are kept in fewer bits than what is computed.
+    `bytes_per_weight` is for weights that are kept in fewer bits than the arithmetic has.
     """
     if not any(entry.rows for entry in record.entries):
         return Work(0.0, 0.0)
@@ -120,7 +120,7 @@ def trace_cost(config: ModelConfig, trace: Trace, bytes_per_number: int, bytes_p
 
 
 def cost_by_kind(config: ModelConfig, trace: Trace) -> dict[str, dict[str, float]]:
-    """Forwards, row-layers and operations of each kind of step."""
+    """Steps, row-layers and operations of each kind of step."""
     totals: dict[str, dict[str, float]] = {}
     for entry in trace.entries:
         total = totals.setdefault(entry.kind, {"steps": 0, "row_layers": 0, "row_layers_reused": 0, "flops": 0.0})
@@ -145,15 +145,15 @@ def predicted_speed_up(
     machine: Machine = COMPUTE_BOUND,
     bytes_per_number: int = 4,
 ) -> float:
-    """How many times as many tokens per second `other` should reach, by its records alone."""
+    """The speed-up in tokens per second that `other` should reach over `baseline`, by their records alone."""
     seconds = [predicted_seconds(config, t.records, machine, bytes_per_number) for t in (baseline, other)]
     return (seconds[0] / baseline.tokens_generated) / (seconds[1] / other.tokens_generated)
 
 
 def ceiling(config: ModelConfig, baseline: Trace, rules: tuple[Rule, ...], decoding: DecodingSettings) -> float:
-    """The speed-up of a rule set if everything that it may ever reuse cost nothing, where compute is the limit.
+    """The speed-up of a rule set if everything that it may reuse cost nothing, where compute is the limit.
 
-    Taken over the trace without reuse; what several rules may leave out is added up, so this is an upper bound.
+    Uses the trace without reuse. What each rule may leave out is added up, so this is an upper bound.
     """
     plain = cheapest = 0.0
     for entry in baseline.entries:
@@ -163,7 +163,7 @@ def ceiling(config: ModelConfig, baseline: Trace, rules: tuple[Rule, ...], decod
 
 
 def _reusable(entry: SampleStep, rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int) -> Shares:
-    """What several rules could leave out of a step together: all but the rows that are read, unless one needs none."""
+    """What rules together could leave out of a step: all but the rows that are read, or all if one rule needs none."""
     if entry.kind == "commit":
         shares = [rule.reusable_in_commit(entry, decoding) for rule in rules]
     elif entry.kind in DENOISING:

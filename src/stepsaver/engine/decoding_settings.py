@@ -1,4 +1,4 @@
-"""How a model is decoded: the parameters of section "decoding" in every result, checked once."""
+"""How a model is decoded: the parameters in section "decoding" of every result, checked once."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class DecodingSettings:
     prefix_cache: bool = True
     block_cache: bool = True
     predicts: Predicts = "next"
-    join: Join = "none"  # which steps share a forward; the tokens are the same
+    join: Join = "none"  # which steps share a forward; does not change the tokens
 
     @property
     def prediction(self) -> Prediction:
@@ -37,7 +37,7 @@ def resolve_decoding(
     block_cache: bool = DecodingSettings.block_cache,
     join: Join = "auto",
 ) -> DecodingSettings:
-    """Fills what the caller left open from the checkpoint's configuration and the architecture. Nothing is guessed."""
+    """Takes what the caller left open from the checkpoint's configuration and the architecture. Guesses nothing."""
     architecture = architecture_named(config.architecture)
     block = config.block_size if block_size is None else block_size
     if block is None:
@@ -76,10 +76,10 @@ def resolve_decoding(
 
 
 def _usual_sub_block(block_size: int, usual: int | None) -> int:
-    """The architecture's size, or the next smaller one that divides the block; the whole block if there is none."""
+    """The architecture's size, or the next smaller one that divides the block; without one, the whole block."""
     return next(size for size in range(min(usual or block_size, block_size), 0, -1) if block_size % size == 0)
 
 
 def _asked(name: str) -> str:
-    """How to say it: on the command line, or by its name in Python, `experiment.yaml` and lm-eval's arguments."""
+    """How to set it: the command-line option, and the name in Python, `experiment.yaml` and lm-eval's arguments."""
     return f"set --{name.replace('_', '-')} ({name})"

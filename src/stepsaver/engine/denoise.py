@@ -19,7 +19,7 @@ from stepsaver.engine.view import StepView
 
 
 def join_in_blocks(batch: BatchContext, index: int, request: Request, slot: int) -> Sample:
-    """A sample with its slot. The prompt's whole blocks are context, the rest opens the first block."""
+    """A sample with its slot. The prompt's whole blocks are context; the rest opens the first block."""
     whole = len(request.prompt) // batch.decoding.block_size * batch.decoding.block_size
     block = _new_block(batch, request, whole, request.prompt[whole:])
     sample = Sample(index, request, slot, context=list(request.prompt[:whole]), block=block)
@@ -28,7 +28,7 @@ def join_in_blocks(batch: BatchContext, index: int, request: Request, slot: int)
 
 
 def open_block(batch: BatchContext, sample: Sample, proposed: Proposals) -> None:
-    """Starts the block after the context: with the token that the context predicts, if it predicts one."""
+    """Starts the block after the context, with the token that the context predicts, if it predicts one."""
     start = len(sample.context)
     begin_block(batch, sample, tuple(sample.request.writer.write(start, *each) for each in proposed.each()))
 
@@ -45,11 +45,11 @@ def _new_block(batch: BatchContext, request: Request, start: int, given: tuple[i
 
 @dataclass(frozen=True)
 class Denoising:
-    """Which rows a step reveals is the policy's choice; what it computes, the rules'.
+    """The policy chooses which rows a step reveals. The rules choose what it computes.
 
-    Where commits are joined, a commit's forward also runs the next block's first step, its first token guessed from
-    what the last step read of the block's last row. The commit itself says whether the guess was right; if not, the
-    step is run again. Either way the tokens are those of separate forwards.
+    Where commits are joined, a commit's forward also runs the next block's first step. The first token of that block is
+    guessed: it is what the last step read from the last row. The commit then tells whether the guess was right; if not,
+    the step is run again. Either way the tokens are the same as with separate forwards.
     """
 
     policy: RevealPolicy
@@ -59,7 +59,7 @@ class Denoising:
         return join_in_blocks(batch, index, request, slot)
 
     def turns(self, batch: BatchContext, sample: Sample) -> list[Turn]:
-        """A denoising step, or the commit of a block without rows to reveal, maybe with the next block's first step."""
+        """A denoising step, or, if no row is left to reveal, the commit, maybe with the next block's first step."""
         block = sample.block
         if block.masked & ~block.sealed:
             return [self._denoise(batch, sample, block)]
@@ -78,7 +78,7 @@ class Denoising:
         return _turn(batch, sample, block, view, plan)
 
     def _guessed_block(self, batch: BatchContext, sample: Sample) -> BlockState | None:
-        """The block after the one that is committed, as it will be if the guess is right; None: there is none."""
+        """The block after the one being committed, if the guess is right; None without a guess or rows to reveal."""
         block, writer = sample.block, sample.request.writer
         start = block.start + block.size
         given: tuple[int, ...] = ()
@@ -92,7 +92,7 @@ class Denoising:
         return following if is_needed else None
 
     def take(self, batch: BatchContext, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
-        """Does with the proposals what the steps were for."""
+        """Reveals rows after a denoising step; after a commit, goes on with the next block."""
         if run[0].plan.kind != "commit":
             return [self._reveal(batch, run[0], proposals[0])]
         outcomes = [commit(batch, run[0], proposals[0])]
@@ -101,7 +101,7 @@ class Denoising:
         return outcomes
 
     def _follow(self, batch: BatchContext, turn: Turn, proposed: Proposals) -> Outcome:
-        """Goes on with the guessed block if it is the one that opened."""
+        """Goes on with the guessed block if it equals the block that the commit opened."""
         sample = turn.sample
         if sample.is_finished or not np.array_equal(sample.block.tokens, turn.block.tokens):
             return Outcome(0, guess="wrong")
@@ -109,7 +109,7 @@ class Denoising:
         return self._reveal(batch, turn, proposed)._replace(guess="right")
 
     def _reveal(self, batch: BatchContext, turn: Turn, proposed: Proposals) -> Outcome:
-        """Lets the policy choose among the proposals, fresh or standing, and puts tokens into the chosen rows."""
+        """Lets the policy choose among new and earlier proposals, and puts tokens into the chosen rows."""
         sample, block, view = turn.sample, turn.block, turn.view
         assert view is not None
         before = (view.changed, block.tokens.copy(), block.masked) if batch.on_step else None
@@ -139,7 +139,7 @@ def _turn(batch: BatchContext, sample: Sample, block: BlockState, view: StepView
 
 
 def commit(batch: BatchContext, turn: Turn, proposed: Proposals) -> Outcome:
-    """After a commit the block is context, and the next one opens."""
+    """Makes a committed block part of the context, and opens the next one."""
     sample = turn.sample
     sample.context += turn.block.tokens.tolist()
     open_block(batch, sample, proposed)

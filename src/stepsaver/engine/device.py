@@ -1,4 +1,4 @@
-"""Where a model runs, and in which arithmetic."""
+"""Which device a model runs on, and in which precision."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The one way in: a model, a decode policy, reuse rules and a batch size; prompts in, finished samples out."""
+"""The entry point: takes a model, a policy, reuse rules and a batch size; turns prompts into finished samples."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from stepsaver.engine.verify import Verifying
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished sample: `index` counts the prompts, `ids` are the generated tokens with the stop token."""
+    """A finished sample. `index` is that of its prompt, `ids` are the generated tokens including the stop token."""
 
     index: int
     ids: list[int]
@@ -40,7 +40,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Settled:
-    """A sample on its way: the generated tokens before its first masked row. Nothing changes them any more."""
+    """A sample being decoded: the generated tokens before its first masked row. They will not change any more."""
 
     index: int
     ids: list[int]
@@ -50,10 +50,10 @@ class Settled:
 class Engine:
     """Decodes prompts with one model and one configuration. Keeps no state between calls.
 
-    `rules` are applied left to right. `checked` proves before each step that nothing stale is read;
+    `rules` are applied left to right. `checked` proves before each step that nothing stale is read.
     `observe` sees every delta that is computed.
-    `forward_rows` is what a forward costs beside its rows, in rows, where it was measured (`RowCosts.forward_rows`):
-    verified drafts choose their length by it, and `join=auto` whether commits share a forward.
+    `forward_rows` is the measured cost of a forward on top of its rows, in rows (`RowCosts.forward_rows`). Verified
+    drafts choose their length by it, and `join=auto` decides by it whether commits share a forward.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Engine:
     ) -> Iterator[Completion]:
         """Yields finished samples as they finish.
 
-        `on_step` is called for every denoising step of every sample; `finished` is asked after each block with the
-        tokens so far and may end the sample; `trace` is filled with a record per forward.
+        `on_step` is called for every denoising step of every sample. `finished` gets the tokens so far after each block
+        and may end the sample. `trace` gets a record per forward.
         """
         requests = self._requests(prompts, max_new_tokens, sampling)
         return self._decode(
@@ -112,7 +112,7 @@ class Engine:
         sampling: Sampling | None = None,
         trace: Trace | None = None,
     ) -> Iterator[Settled]:
-        """Yields a sample whenever more of its tokens have settled, and once when it is finished."""
+        """Yields a sample each time more of its tokens have settled, and when it is finished."""
         requests = self._requests(prompts, max_new_tokens, sampling)
         return self._settle(requests, sampling or Sampling(), trace if trace is not None else Trace())
 
@@ -126,9 +126,9 @@ class Engine:
     ) -> Iterator[Score]:
         """Yields the log-likelihood of each continuation after its context, as requests finish.
 
-        `trajectory` scores as the text is written: by the decode loop with its policy and rules, and for verified
-        drafts over a causal context by `autoregressive`. `reference` and `autoregressive` are one forward,
-        on which no rule can act: the former scores the first token alone, the latter all tokens, by causal rows.
+        `trajectory` scores the way text is written: by the decode loop with its policy and rules. For verified drafts
+        over a causal context, that is `autoregressive`. `reference` and `autoregressive` are one forward, on which no
+        rule can act. `reference` scores the first token only, `autoregressive` all tokens, by causal rows.
         `score_stop` appends the stop token.
         """
         self.check_estimator(estimator)
@@ -138,7 +138,7 @@ class Engine:
         return self._score(checked, estimator, trace if trace is not None else Trace())
 
     def check_estimator(self, estimator: Estimator) -> None:
-        """Refuses what cannot score with this policy."""
+        """Refuses an estimator that is unknown or cannot score with this policy."""
         if estimator not in ESTIMATORS:
             raise unknown_name("estimator", estimator, ESTIMATORS)
         if estimator == "trajectory" and isinstance(self.policy, Verified) and self.policy.context == "block":
@@ -179,7 +179,7 @@ class Engine:
 
     def _score_by_trajectory(self, requests: list[ScoreRequest], trace: Trace) -> Iterator[Score]:
         merged = merge_requests(requests)
-        decoding = replace(self.decoding, stop_ids=())  # a continuation is scored to its end whatever it holds
+        decoding = replace(self.decoding, stop_ids=())  # a continuation is scored to its end, stop tokens or not
         batch = self._batch([each.request for each in merged], trace, decoding=decoding)
         for sample in decode(batch, [each.request for each in merged], trace):
             yield from scores_of(merged[sample.index], sample)
@@ -261,7 +261,7 @@ class Engine:
         return Denoising(cast(RevealPolicy, self.policy))
 
     def _memory(self, slots: int, positions: int) -> Memory:
-        """Caches for `slots` samples of that many positions, in whole blocks."""
+        """Caches for `slots` samples of `positions` positions, rounded up to whole blocks."""
         model, size = self.model, self.decoding.block_size
         capacity = (positions + size - 1) // size * size
         cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=model.dtype, device=model.device)

@@ -1,4 +1,4 @@
-"""What a user can get wrong. Everything else is a bug and stays an assertion."""
+"""Errors that a user can cause. Everything else is a bug and stays an assertion."""
 
 import difflib
 from collections.abc import Iterable
@@ -11,13 +11,13 @@ class UsageError(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: on one line, without control characters, and not longer than it helps."""
+    """A value as a message quotes it: on one line, without control characters, and not too long."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a number of too many digits"
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that no registry has, with the nearest ones it does have."""
+    """The error for an unknown name, with the nearest known names."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names
     return UsageError(f"unknown {kind} {shown(name)}; nearest: {', '.join(near)}")

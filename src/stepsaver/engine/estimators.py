@@ -1,4 +1,4 @@
-"""How a log-likelihood can be estimated: by the decode loop, or by one forward. Imports nothing, for `--help`."""
+"""How a log-likelihood can be estimated: by the decode loop, or by one forward. Imports only `typing`, for `--help`."""
 
 from typing import Literal, get_args
 

@@ -1,6 +1,6 @@
-"""The loop over layers. It exists once: prefill, denoising steps and commits of several samples run through it.
+"""The loop over layers. There is one: prefills, denoising steps and commits of all samples run through it.
 
-The rows of all samples are packed into one matrix, so every projection is one matrix multiplication whatever state the
+The rows of all samples are packed into one matrix, so every projection is one matrix multiplication, whatever state the
 samples are in. Consecutive layers that run the same rows share their index tensors (`packing.py`).
 """
 
@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from stepsaver.engine import kernels
 from stepsaver.engine.attention import mix
 from stepsaver.engine.cache import DeltaCache, KeyValueCache, keep_deltas
 from stepsaver.engine.models.rope import Rotation
@@ -22,7 +23,7 @@ PartName = Literal["attention", "mlp"]
 
 
 class Memory(NamedTuple):
-    """What a forward reads and writes beside its rows."""
+    """What a forward reads and writes in addition to its rows."""
 
     cache: KeyValueCache
     deltas: DeltaCache | None
@@ -31,14 +32,14 @@ class Memory(NamedTuple):
     observe: "Observe | None" = None
 
 
-# Sees each part's delta of the rows that ran: layer, part, delta, and the steps whose rows they are.
+# Gets each part's delta of the rows that ran: layer, part, delta, and the steps that the rows belong to.
 Observe = Callable[[int, PartName, Tensor, Sequence[Step]], None]
 Ask = Callable[[Sequence[Step], Tensor], Sequence[Step]]
 
 
 @dataclass
 class Executed:
-    """What the parts did, counted from the tensors that went in: row-layers, and layers that ran at all."""
+    """What the parts did, counted from their input tensors: row-layers, and layers that ran on any row."""
 
     attention: int = 0
     keys_values: int = 0
@@ -56,6 +57,15 @@ class Executed:
             self.mlp += rows
             self.mlp_layers += 1
 
+    def count_all(self, rows: int, layers: int) -> None:
+        """Every part of some layers."""
+        self.attention += rows * layers
+        self.keys_values += rows * layers
+        self.mlp += rows * layers
+        self.attention_layers += layers
+        self.keys_values_layers += layers
+        self.mlp_layers += layers
+
     def count_keys_values(self, rows: int) -> None:
         self.keys_values += rows
         self.keys_values_layers += 1
@@ -64,15 +74,15 @@ class Executed:
 class StepOutput(NamedTuple):
     logits: Tensor  # [rows read, V], sample by sample, in row order
     executed: Executed
-    drift: Tensor | None  # [rows], in the probe layers, where there are any
-    steps: Sequence[Step]  # with the plans as they were when their last layer had run
+    drift: Tensor | None  # [rows], in the probe layers, if there are any
+    steps: Sequence[Step]  # with the plans as they ran
 
 
 @torch.inference_mode()
 def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask | None = None) -> StepOutput:
     """Runs the plans of several samples through all layers.
 
-    Where a plan says so, `ask` is given the drift measured so far and answers with the steps for the layers after.
+    Where a plan says so, `ask` gets the drift measured so far and returns the steps for the layers that follow.
     """
     rows = pack_rows(steps, model.device)
     packer = Packer(rows, rotation=memory.rotations[rows.positions], cache=memory.cache, deltas=memory.deltas)
@@ -82,8 +92,9 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
     while first < len(layers):
         last = run_end(forward.steps, first)
         run = packer.run(forward.steps, first)
-        for index in range(first, last):
-            forward.run_layer(cast(Layer, layers[index]), index, run)
+        if not forward.run_stack(model.stack, first, last, run):
+            for index in range(first, last):
+                forward.run_layer(cast(Layer, layers[index]), index, run)
         if ask is not None and any(step.plan.ask_after == last - 1 for step in forward.steps):
             assert forward.drift_N is not None, "a plan asks for a drift that nobody measures"
             forward.steps = ask(forward.steps, forward.drift_N)
@@ -92,7 +103,7 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
 
 
 class Forward:
-    """A forward on its way through the layers."""
+    """The state of a forward between layers."""
 
     def __init__(self, memory: Memory, stream: Stream, steps: Sequence[Step]) -> None:
         self.memory = memory
@@ -104,7 +115,7 @@ class Forward:
             self.drift_N = torch.zeros(len(stream.h_ND), dtype=torch.float32, device=stream.h_ND.device)
 
     def run_layer(self, layer: Layer, index: int, run: PackedRun) -> None:
-        """Project, mix, add, MLP, add; what a plan leaves out is added from the delta cache."""
+        """Project, mix, add, MLP, add. What a plan leaves out is added from the delta cache."""
         attention, mlp = layer.parts
         mixed = self._mix(attention, index, run)
         self.stream.keep(run.kept)
@@ -112,8 +123,26 @@ class Forward:
         delta = self.stream.through(mlp, run.mlp.ran) if run.mlp.ran.size else None
         self._add("mlp", index, delta, run.mlp)
 
+    def run_stack(self, stack: kernels.LayerStack | None, first: int, last: int, run: PackedRun) -> bool:
+        """Runs all layers of a run in one call. That needs small layers, rows that all run everything, contexts that
+        our own kernel attends, and nobody who keeps or sees a delta; otherwise it does nothing and returns False.
+        """
+        attending, memory = run.attending, self.memory
+        if stack is None or not run.is_whole or attending.by_kernel is None or attending.alone or attending.grouped:
+            return False
+        if memory.observe is not None or memory.deltas is not None:
+            return False
+        h_ND, cache_rows = self.stream.settled(), run.cache_rows
+        assert cache_rows is not None
+        has_run = kernels.run_layers(
+            stack, first, last, h_ND, run.query_rotation, memory.cache.stored, cache_rows, attending.by_kernel
+        )
+        if has_run:
+            self.executed.count_all(len(h_ND), last - first)
+        return has_run
+
     def _mix(self, attention: Attention, index: int, run: PackedRun) -> Tensor | None:
-        """Rewrites keys and values, and mixes the queries; None if there are none."""
+        """Rewrites keys and values, and mixes the queries. Returns None if there are no queries."""
         cache, norms = self.memory.cache, attention.head_norms
         if run.is_fused:
             projected = self.stream.through(attention.project, run.queries)
@@ -131,7 +160,7 @@ class Forward:
         return mix(projected, run.query_rotation, cache, index, norms, attending=run.attending)
 
     def _add(self, name: PartName, index: int, delta: Tensor | None, part: PartRows) -> None:
-        """Adds a part's delta to the rows that ran and, from the cache, to those that did not; keeps what ran."""
+        """Adds a part's delta: new for the rows that ran, cached for the other rows. Keeps the new ones."""
         stored = None
         if self.memory.deltas is not None and index in self.memory.deltas.by_layer:
             stored = getattr(self.memory.deltas.by_layer[index], name)
@@ -149,7 +178,7 @@ class Forward:
             self.stream.add(stored[part.reused_delta_index], part.reused)
 
     def logits(self, model: Transformer) -> Tensor:
-        """Of the rows that went on to the end, sample by sample."""
+        """The logits of the rows that are read, sample by sample."""
         rows = self.stream.h_ND.shape[0]
         self.executed.head += rows
         if not rows:
@@ -158,7 +187,7 @@ class Forward:
 
 
 def _measure_drift(drift_N: Tensor, delta: Tensor, before: Tensor, rows: Subset) -> None:
-    """Raises each row's drift to the relative change of this delta. The caller knows whose old delta means anything."""
+    """Raises each row's drift to the relative change of this delta. The caller knows which rows had a valid delta."""
     change = (torch.linalg.vector_norm(delta - before, dim=-1) / torch.linalg.vector_norm(delta, dim=-1)).float()
     if rows.indices is None:
         torch.maximum(drift_N, change, out=drift_N)

@@ -1,7 +1,7 @@
-"""The decode loop. It exists once, for generation and for scoring (`score.py`), whatever the moves of a sample are.
+"""The decode loop. There is one, for generation and for scoring (`score.py`), and for all kinds of moves.
 
-Read top-down: samples join the batch and are prefilled, every tick gives each sample its next step (in block diffusion
-a denoising step, or the commit of a finished block: `denoise.py`), one forward runs all of them, and finished samples
+Read top-down: samples join the batch and are prefilled. Every tick gives each sample its next step (in block diffusion
+a denoising step, or the commit of a finished block: `denoise.py`). One forward runs all steps, and finished samples
 leave.
 """
 
@@ -22,7 +22,7 @@ def decode(batch: BatchContext, requests: Iterable[Request], trace: Trace) -> It
 
 
 def ticks(batch: BatchContext, requests: Iterable[Request], trace: Trace) -> Iterator[list[Sample]]:
-    """Decodes all requests and yields the samples of the batch after every tick, finished ones for the last time."""
+    """Decodes all requests and yields the samples of the batch after every tick, also those that just finished."""
     waiting = deque(enumerate(requests))
     free = list(range(batch.slots))[::-1]
     active: list[Sample] = []
@@ -44,7 +44,7 @@ def ticks(batch: BatchContext, requests: Iterable[Request], trace: Trace) -> Ite
 
 def _forwards(batch: BatchContext, samples: list[Sample], contexts: Contexts) -> Iterator[list[Share]]:
     """The forwards of a tick: the contexts of new samples, then the next step of every sample. Where prefills are
-    joined, the last contexts and the steps of those who do not wait for one are the same forward.
+    joined, the last contexts share a forward with the steps of samples that wait for no context.
     """
     while contexts.todo:
         shares = contexts.next_forward()
@@ -59,7 +59,7 @@ def _forwards(batch: BatchContext, samples: list[Sample], contexts: Contexts) ->
 
 
 def _run(batch: BatchContext, shares: list[Share], trace: Trace, *, started: float, waiting: int) -> None:
-    """Runs what everyone has planned in one forward, and lets each act on what it proposed."""
+    """Runs all shares in one forward, and lets each share act on its proposals."""
     execution = execute(batch, [turn for share in shares for turn in share.turns])
     outcomes: list[Outcome] = []
     for share in shares:
@@ -71,14 +71,14 @@ def _run(batch: BatchContext, shares: list[Share], trace: Trace, *, started: flo
 def _record(
     batch: BatchContext, trace: Trace, execution: Execution, outcomes: list[Outcome], *, started: float, waiting: int
 ) -> None:
-    """Writes down what a forward executed, for the trace, for each sample, and for those who watch."""
+    """Records what a forward executed, in the trace and in each sample, and calls `on_step`."""
     entries = tuple(_entry(batch, *each) for each in zip(execution.turns, outcomes, strict=True))
     for turn, entry in zip(execution.turns, entries, strict=True):
         turn.sample.steps.append(entry)
     trace.add(ForwardRecord(perf_counter() - started, execution.seconds, execution.layers, entries, waiting))
     trace.guesses_right += sum(outcome.guess == "right" for outcome in outcomes)
     trace.guesses_wrong += sum(outcome.guess == "wrong" for outcome in outcomes)
-    for outcome in outcomes:  # after the record: the time of those who watch is not the decode's
+    for outcome in outcomes:  # after the record, so that the time of `on_step` is not counted
         if batch.on_step and outcome.event:
             batch.on_step(outcome.event)
 

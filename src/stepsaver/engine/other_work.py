@@ -1,4 +1,4 @@
-"""What else keeps the processor busy: timings on a machine that is not idle say little about the engine."""
+"""Measures what else keeps the processor busy: timings on a machine that is not idle say little about the engine."""
 
 import os
 import time
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROCESSOR_TIMES = Path("/proc/stat")
-FIELDS = 8  # of a core's line that are counted: the others are in them already
+FIELDS = 8  # fields of a core's line that are counted; the others are included in them already
 IDLE_AND_WAITING = (3, 4)  # of these fields
 BEFORE_SECONDS = 0.2
-IDLE_CORES = 0.2  # below this is what a system does for itself
+IDLE_CORES = 0.2  # less than this is the system's own work
 
 
 class _Times(NamedTuple):
-    """Seconds: on the clock, of our cores at work, and of this process with the children that it waited for."""
+    """Seconds: of the clock, of our cores at work, and of this process with the children it waited for."""
 
     clock: float
     busy: float
@@ -21,13 +21,13 @@ class _Times(NamedTuple):
 
 
 class OtherWork:
-    """Counts from where it was made. Time that the host of a virtual machine takes away is others' work as well."""
+    """Counts from its creation. Time that the host of a virtual machine takes away counts as other work too."""
 
     def __init__(self) -> None:
         self._start = _now()
 
     def cores(self) -> float | None:
-        """How many cores others kept busy on average; None where the system does not say."""
+        """How many cores other processes kept busy on average; None if the system does not say."""
         now = _now()
         if self._start is None or now is None or now.clock <= self._start.clock:
             return None
@@ -36,21 +36,21 @@ class OtherWork:
 
 
 def other_cores_now(seconds: float = BEFORE_SECONDS) -> float | None:
-    """How many cores others keep busy while this process waits for a moment."""
+    """How many cores other processes keep busy while this one sleeps for a moment."""
     work = OtherWork()
     time.sleep(seconds)
     return work.cores()
 
 
 def not_idle(cores: float | None) -> str | None:
-    """What to say about it; None for a machine that is idle, or does not say."""
+    """A warning for the user; None if the machine is idle or does not say."""
     if cores is None or cores < IDLE_CORES:
         return None
     return f"other processes keep {cores:.1f} of {len(own_cores())} cores busy: timings are slower and spread wider"
 
 
 def own_cores() -> set[int]:
-    """Those that this process may run on: what others do on the rest of a shared machine does not concern it."""
+    """The cores that this process may run on. Work on the other cores of a shared machine does not matter."""
     if hasattr(os, "sched_getaffinity"):  # not on every system
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))

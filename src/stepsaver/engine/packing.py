@@ -1,4 +1,4 @@
-"""From the plans of several samples to index tensors over their packed rows."""
+"""Turns the plans of several samples into index tensors over their packed rows."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from stepsaver.engine.rows import Rows, index_within, row_index
 class Step(NamedTuple):
     """One sample's share of a forward: the tokens from position `start` on, and the plan for them.
 
-    A row sees everything before `start`, and from there on all rows up to the end of its block.
+    A row sees everything before `start`, and all rows from there to the end of its block.
     """
 
     slot: int
@@ -28,11 +28,11 @@ class Step(NamedTuple):
 
     @property
     def seen(self) -> int:
-        """Rows of context that its last row sees, its block included."""
+        """How many rows of context the last row sees, its block included."""
         return self.start + len(self.tokens) - self.plan.hidden.bit_count()
 
     def lengths(self, rows: Rows) -> Index:
-        """How many rows of its slot each of some rows sees."""
+        """For each of `rows`, how many rows of the slot it sees."""
         ends = (row_index(rows) // self.block_size + 1) * self.block_size
         return np.minimum(self.start + ends, self.seen)
 
@@ -55,7 +55,7 @@ class Subset(NamedTuple):
 
 
 class PartRows(NamedTuple):
-    """The rows of one part among those that go on: which ran, which take their delta from the cache."""
+    """Of the rows that go on, which ran this part, and which take its delta from the cache."""
 
     ran: Subset
     reused: Subset
@@ -66,7 +66,7 @@ class PartRows(NamedTuple):
 class PackedRun(NamedTuple):
     """What consecutive layers that run the same rows share."""
 
-    is_fused: bool  # queries, keys and values of all rows: one projection
+    is_fused: bool  # one projection gives queries, keys and values of all rows
     keys_values: Subset
     keys_values_rotation: Rotation
     cache_rows: Tensor | None  # where the keys and values go, if there are any
@@ -76,6 +76,11 @@ class PackedRun(NamedTuple):
     kept: Tensor | None  # the rows that go on after the keys and values; None: all
     attention: PartRows
     mlp: PartRows
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row runs every part."""
+        return self.is_fused and self.mlp.ran.indices is None
 
 
 def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:
@@ -89,15 +94,15 @@ def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:
 
 
 def run_end(steps: Sequence[Step], first: int) -> int:
-    """The end of the run of layers that begins with `first`: no sample's rows change, and no rule is asked, within."""
+    """The end of the run of layers that begins with `first`. Within it no sample's rows change and no rule is asked."""
     ends = {run.last for step in steps for run in step.plan.runs}
     ends |= {step.plan.ask_after + 1 for step in steps if step.plan.ask_after is not None}
     return min(end for end in ends if end > first)
 
 
 class Packer:
-    """Builds the index tensors of a forward. Layers that run the same rows share them: each is built, and copied to the
-    device, once.
+    """Builds the index tensors of a forward. Layers that run the same rows share them, so each tensor is built, and
+    copied to the device, once.
     """
 
     def __init__(
@@ -113,8 +118,8 @@ class Packer:
         self._delta_indices: dict[tuple[Rows, ...], Tensor] = {}
 
     def run(self, steps: Sequence[Step], layer: int) -> PackedRun:
-        """What the run of layers that begins with `layer` is given. The steps of a forward may be planned anew on the
-        way, but their windows, slots and positions stay.
+        """The tensors for the run of layers that begins with `layer`. Steps may be planned again during a forward, but
+        their windows, slots and positions stay the same.
         """
         windows = tuple(step.plan.window for step in steps)
         kept = tuple(step.plan.carried(layer) for step in steps)
@@ -149,7 +154,7 @@ class Packer:
         )
 
     def _subset(self, parts: tuple[Rows, ...], wholes: tuple[Rows, ...]) -> Subset:
-        """Where the rows of each part lie in the sequence of all rows of the wholes."""
+        """The indices of the parts' rows in the sequence of all rows of the wholes."""
         if parts == wholes:
             return Subset(None, sum(map(int.bit_count, parts)))
         if not any(parts):
@@ -204,7 +209,7 @@ def _segments(steps: Sequence[Step], queries: Sequence[Rows]) -> list[Segment]:
 
 
 def _segment(step: Step, rows: Rows, start: int, stop: int) -> Segment:
-    if step.seen - step.start <= step.block_size:  # one block: all see everything
+    if step.seen - step.start <= step.block_size:  # one block: every row sees everything
         return Segment(start, stop, step.slot, step.seen, step.seen, 0)
     lengths = step.lengths(rows)
     growths = set(np.diff(lengths).tolist())

@@ -1,9 +1,8 @@
 """What one sample's next step computes. A plan is the only way to leave work out.
 
-A plan names, for every layer, the rows whose attention runs, the rows whose keys and values are rewritten, and the rows
-whose MLP runs. A row of the window whose part does not run takes that part's delta from the delta cache. In the last
-layer only the rows whose logits are read go on after the keys and values. What a step runs without rules is in
-`base_plan.py`.
+For every layer, a plan names the rows whose attention runs, the rows whose keys and values are rewritten, and the rows
+whose MLP runs. If a part does not run for a row of the window, the row takes that part's delta from the delta cache. In
+the last layer, only the rows that are read go on after the keys and values. `base_plan.py` has the plans without rules.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,8 +43,8 @@ class StepPlan:
     reads: Rows  # the rows whose logits are read
     layers: tuple[LayerRows, ...]
     prediction: Prediction = NEXT  # which tokens the reads predict
-    hidden: Rows = NO_ROWS  # the block's last rows, if they are neither computed nor attended to
-    ask_after: int | None = None  # the rules are asked again when this layer has run
+    hidden: Rows = NO_ROWS  # rows at the end of the block that are neither computed nor attended to
+    ask_after: int | None = None  # the rules are asked again after this layer
 
     def __hash__(self) -> int:
         return self._hash
@@ -55,7 +54,7 @@ class StepPlan:
         return hash((self.kind, self.window, self.reads, self.runs, self.hidden, self.ask_after))
 
     def __le__(self, other: "StepPlan") -> bool:
-        """Whether this plan computes nothing that the other one does not."""
+        """Whether the other plan computes everything that this plan computes."""
         return (
             is_subset(self.window, other.window)
             and is_subset(self.reads, other.reads)
@@ -69,7 +68,7 @@ class StepPlan:
         )
 
     def _layers_beside(self, other: "StepPlan") -> Iterable[tuple[LayerRows, LayerRows]]:
-        """This plan's layers with the other one's: run by run where they have the same runs, as most plans have."""
+        """Pairs of layers of both plans; one pair per run if they have the same runs, as most plans do."""
         if len(self.runs) == len(other.runs) and all(
             mine.last == theirs.last for mine, theirs in zip(self.runs, other.runs, strict=True)
         ):
@@ -98,7 +97,7 @@ class StepPlan:
 
     @property
     def predicted(self) -> Rows:
-        """The rows whose tokens the rows that are read predict, in the same order."""
+        """The rows whose tokens are predicted by the rows that are read, in the same order."""
         return self.prediction.predicted(self.reads)
 
     @cached_property
@@ -107,7 +106,7 @@ class StepPlan:
 
     @cached_property
     def run_everywhere(self) -> Rows:
-        """The rows whose MLP runs in every layer, the last one aside, after which fewer rows go on."""
+        """The rows whose MLP runs in every layer but the last, where fewer rows go on."""
         rows = self.window
         for run in self.runs[:-1]:
             rows &= run.rows.mlp
@@ -157,19 +156,19 @@ class StepPlan:
         return (len(self.layers) - 1) * self.rows + self.reads.bit_count()
 
     def within(self, rows: Rows) -> "StepPlan":
-        """The plan without the rows outside `rows`. Rows left out keep the keys and values that they have."""
+        """The plan without the rows outside `rows`. Those keep their keys and values."""
         return self if is_subset(self.window, rows) else _within(self, self.window & rows)
 
     def also_reading(self, rows: Rows) -> "StepPlan":
-        """The plan that reads some rows of its window more, the only plan with more work than the one before it."""
+        """The plan that also reads `rows` of its window. Only here does a plan get more work."""
         return self if is_subset(self.window & rows, self.reads) else _also_reading(self, self.window & rows)
 
     def hiding(self, rows: Rows) -> "StepPlan":
-        """The plan of a block that ends before `rows`, its last ones: they are neither computed nor attended to."""
+        """The plan without `rows` at the end of the block: they are neither computed nor attended to."""
         return self if is_subset(rows, self.hidden) else _hiding(self, self.hidden | rows)
 
 
-@lru_cache(maxsize=4096)  # the same plans come again and again, and one that is kept has counted its rows already
+@lru_cache(maxsize=4096)  # the same plans come again and again, and a kept plan has counted its rows already
 def _within(plan: StepPlan, rows: Rows) -> StepPlan:
     kind: Kind = plan.kind
     if kind == "full":
@@ -205,7 +204,7 @@ def _cut(plan: StepPlan, rows: Rows, kind: Kind, hidden: Rows) -> StepPlan:
 
 
 def layer_runs(layers: Sequence[LayerRows]) -> Iterator[LayerRun]:
-    """Groups consecutive layers that run the same rows. The last layer stands alone: after it fewer rows go on."""
+    """Groups consecutive layers that run the same rows. The last layer is a run of its own: fewer rows go on there."""
     first = 0
     for index in range(1, len(layers) + 1):
         if index >= len(layers) - 1 or layers[index] != layers[first]:
@@ -215,7 +214,7 @@ def layer_runs(layers: Sequence[LayerRows]) -> Iterator[LayerRun]:
 
 @lru_cache(maxsize=4096)
 def whole_plan(kind: Kind, *, window: Rows, reads: Rows, layers: int, prediction: Prediction = NEXT) -> StepPlan:
-    """Every layer on every row of the window; after the last layer's keys and values only the rows that are read."""
+    """Runs every layer on every row of the window; after the last layer's keys and values, only the rows it reads."""
     inner = LayerRows(window, window, window)
     last = LayerRows(reads, window, reads)
     return StepPlan(kind, window, reads, (inner,) * (layers - 1) + (last,), prediction)

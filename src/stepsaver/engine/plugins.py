@@ -1,10 +1,10 @@
-"""What other packages add: rules, policies, architectures and tasks that they declare as entry points.
+"""What other packages add: rules, policies, architectures and tasks, declared as entry points.
 
     [project.entry-points."stepsaver.rules"]
     every_other = "my_package:EveryOther"
 
-The name of an entry is the name that it is used by. It is loaded when somebody asks for it, so that a plug-in which is
-broken harms nobody who does not use it.
+Users refer to an entry by its name. It is loaded when somebody asks for it, so a broken plug-in only harms those who
+use it.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def plugin_names(group: str) -> frozenset[str]:
 
 
 def load_plugin(group: str, name: str, *, own: Iterable[str] = ()) -> Any:
-    """What an entry leads to; None where no package declares one. A name that is taken is refused: `own` are ours."""
+    """The object of an entry; None if no package declares it. Refuses a name that is declared twice or is in `own`."""
     found = _entries(group).get(name, ())
     if not found:
         return None
@@ -29,7 +29,7 @@ def load_plugin(group: str, name: str, *, own: Iterable[str] = ()) -> Any:
         raise UsageError(f"{group}: {name} is declared by {' and by '.join(owners)}; one of them has to go")
     try:
         return found[0].load()
-    except Exception as error:  # foreign code, which may fail in any way
+    except Exception as error:  # code of others, which may fail in any way
         line = " ".join(str(error).split())
         raise UsageError(
             f"{group}: {name} of {_owner(found[0])} cannot be loaded: {type(error).__name__}: {line}"
@@ -37,13 +37,13 @@ def load_plugin(group: str, name: str, *, own: Iterable[str] = ()) -> Any:
 
 
 def plugin_problem(group: str, name: str, what: str) -> UsageError:
-    """An entry that leads to something of another kind."""
+    """The error for an entry whose object is of the wrong kind."""
     return UsageError(f"{group}: {name} of {_owner(_entries(group)[name][0])} is not {what}")
 
 
 @cache
 def _entries(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """The entries of a group by name; the same entry may be seen twice, on two paths."""
+    """The entries of a group by name. An entry that is found on two paths counts once."""
     found: dict[str, dict[str, EntryPoint]] = {}
     for entry in entry_points(group=group):
         found.setdefault(entry.name, {})[entry.value] = entry

@@ -1,4 +1,4 @@
-"""What the logits of a row predict: the token after the row, or the row's own. Nothing else adds or subtracts one."""
+"""What the logits of a row predict: the next row's token, or the row's own. Only this module shifts rows by one."""
 
 from typing import Literal, NamedTuple
 
@@ -8,22 +8,22 @@ Predicts = Literal["next", "self"]
 
 
 class Prediction(NamedTuple):
-    """A value of the architecture."""
+    """Which token a row predicts. The architecture says which of the two it is."""
 
     name: Predicts
-    shift: int  # from a row to the row whose token it predicts
+    shift: int  # rows from a row to the one whose token it predicts
 
     def readers(self, rows: Rows) -> Rows:
         """The rows whose logits predict the tokens of these rows."""
         return rows >> self.shift
 
     def predicted(self, rows: Rows) -> Rows:
-        """The rows whose tokens the logits of these rows predict; the first of the next block counts on."""
+        """The rows whose tokens these rows predict. The next block's first row is numbered after the block's last."""
         return rows << self.shift
 
     @property
     def opens_blocks(self) -> bool:
-        """Whether the context before a block predicts its first token, so that no block opens with masks alone."""
+        """Whether the context before a block predicts its first token, so that no block starts with masks only."""
         return self.shift > 0
 
 

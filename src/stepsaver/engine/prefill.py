@@ -1,4 +1,4 @@
-"""The context of new samples is written into the prefix cache, several samples and chunks per forward."""
+"""Writes the context of new samples into the prefix cache, several samples and chunks per forward."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,20 +12,20 @@ from stepsaver.engine.packing import Step
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import Sample
 
-PREFILL_ROWS = 2048  # of one forward; bounds its memory, longer prompts take several
+PREFILL_ROWS = 2048  # rows of one forward, to bound its memory; longer prompts take several forwards
 
 
 @dataclass
 class Contexts:
-    """The contexts of new samples that are still to be run, and the samples that each of them serves."""
+    """The contexts of new samples that are still to run, and the samples that share each of them."""
 
     batch: BatchContext
-    served: dict[int, list[Sample]]  # by the slot whose context is run, its own sample first
-    todo: deque[tuple[Sample, int]]  # with the position from which on it is to be run
-    next_slots: set[int] = field(default_factory=set)  # of the samples that the next forward's contexts are for
+    served: dict[int, list[Sample]]  # by the slot whose context is run; the slot's own sample comes first
+    todo: deque[tuple[Sample, int]]  # each with the position where its context goes on
+    next_slots: set[int] = field(default_factory=set)  # slots of the samples that wait for the next forward's contexts
 
     def next_forward(self) -> list[Share]:
-        """As many contexts as fit in a forward, and where that is wanted the first steps of their samples."""
+        """As many contexts as fit in a forward, and the first steps of their samples where prefills are joined."""
         contexts: list[Share] = []
         steps: list[Share] = []
         self.next_slots.clear()
@@ -56,18 +56,18 @@ class Contexts:
         return Share([turn], take)
 
     def _takes_step(self, turn: Turn) -> bool:
-        """Whether a sample takes its first step beside the end of its context: nothing of it may still be unknown."""
+        """Whether a sample's first step runs with the end of its context: only if the step waits for nothing."""
         return self.batch.joins.prefill and not turn.plan.reads and len(self.served[turn.sample.slot]) == 1
 
 
 def contexts_of(batch: BatchContext, samples: list[Sample]) -> Contexts:
-    """The contexts that new samples need, each once."""
+    """The contexts that new samples need. Equal contexts are run once where they may be shared."""
     served = _share_contexts([sample for sample in samples if _needs_prefill(batch, sample)])
     return Contexts(batch, served, deque((samples[0], 0) for samples in served.values()))
 
 
 def _share_contexts(samples: list[Sample]) -> dict[int, list[Sample]]:
-    """Per slot that is prefilled, the samples that its context serves, its own first."""
+    """For each slot that is prefilled, the samples that use its context, its own sample first."""
     shared: dict[int, list[Sample]] = {}
     leaders: dict[tuple[tuple[int, ...], bool], int] = {}
     for sample in samples:
@@ -79,7 +79,7 @@ def _share_contexts(samples: list[Sample]) -> dict[int, list[Sample]]:
 
 
 def _hand_on(batch: BatchContext, samples: list[Sample], proposed: Proposals) -> None:
-    """Gives the first sample's context to the others, and opens their blocks if it predicts their first token."""
+    """Copies the first sample's context to the others, and opens all their blocks if it predicts their first token."""
     leader, used = samples[0], 0
     position = len(leader.context)
     for sample in samples:
@@ -93,12 +93,12 @@ def _hand_on(batch: BatchContext, samples: list[Sample], proposed: Proposals) ->
 
 
 def _first_targets(samples: list[Sample]) -> tuple[int, ...]:
-    """The tokens that samples with the same context want scored right after it, sample by sample."""
+    """The tokens to score right after a shared context, sample by sample."""
     return tuple(token for each in samples for token in each.request.writer.targets(len(each.context)))
 
 
 def _needs_prefill(batch: BatchContext, sample: Sample) -> bool:
-    """Without a prefix cache a prefill only serves to predict the first token of a block that opens with none."""
+    """Without a prefix cache, a prefill is only needed to predict the first token of a block that opens without one."""
     return bool(sample.context) and (batch.decoding.prefix_cache or _reads_last(batch, sample))
 
 

@@ -9,7 +9,7 @@ from stepsaver.engine.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids; an identity, if the sample's random numbers shall depend on it; a limit of its own, if it has one."""
+    """Token ids; optionally an identity, which then determines the sample's random numbers, and a limit of its own."""
 
     ids: tuple[int, ...]
     identity: str | None = None
@@ -19,7 +19,7 @@ class Prompt:
 def check_prompt(
     prompt: Prompt, config: ModelConfig, decoding: DecodingSettings, max_new_tokens: int, where: str
 ) -> tuple[int, ...]:
-    """The prompt's ids if the model can take them. An empty prompt stands for the bos token."""
+    """Returns the prompt's ids if the model can take them. An empty prompt becomes the bos token."""
     if max_new_tokens < 0:
         raise UsageError(f"max_new_tokens {max_new_tokens} is negative")
     ids = prompt.ids

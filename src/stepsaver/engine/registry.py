@@ -1,7 +1,7 @@
-"""Frozen dataclasses found by name in a folder, one per file, and made from text: `name:field=value,field=value`.
+"""Finds frozen dataclasses by name in a folder, one per file, and makes them from `name:field=value,field=value`.
 
-A new rule or policy is a new file with a dataclass that declares `name`; nothing else has to know about it. Those of
-other packages are entry points (`plugins.py`).
+A new rule or policy is a new file with a dataclass that declares `name`; nothing else has to change. Other packages
+declare theirs as entry points (`plugins.py`).
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from stepsaver.engine.plugins import load_plugin, plugin_names, plugin_problem
 
 @cache
 def found_in(package_name: str) -> dict[str, type]:
-    """The dataclasses with a `name` in the files of a package of ours, by that name."""
+    """All dataclasses with a `name` in one of our packages, by that name."""
     package = import_module(package_name)
     found: dict[str, type] = {}
     for module in sorted(each.name for each in iter_modules(package.__path__)):
@@ -31,7 +31,7 @@ def found_in(package_name: str) -> dict[str, type]:
 
 
 def all_of(package_name: str) -> dict[str, type]:
-    """Ours, and those of other packages."""
+    """Our classes and those of other packages, by name."""
     others = plugin_names(_group(package_name))
     return found_in(package_name) | {name: _plugin(package_name, name) for name in sorted(others)}
 
@@ -40,9 +40,9 @@ _adopted: dict[str, dict[str, type]] = {}
 
 
 def adopt(made: type, kinds: str) -> None:
-    """Lets a class that Python code handed over be found by its name in this process, as if it were declared.
+    """Registers a class from Python code, so that it is found by its name in this process.
 
-    A class that was defined again under its name, as in a notebook, takes the place of the one before.
+    A class that is defined again under the same name, as in a notebook, replaces the one before.
     """
     package_name = f"stepsaver.engine.{kinds}"
     name = str(vars(made).get("name"))
@@ -58,7 +58,7 @@ def adopt(made: type, kinds: str) -> None:
 
 
 def is_identified(made: object, name: str) -> bool:
-    """Whether the name and the fields of a class say what its objects do."""
+    """Whether `made` is a frozen dataclass with this name: then its name and fields say what its objects do."""
     if not (isinstance(made, type) and dataclasses.is_dataclass(made) and vars(made).get("name") == name):
         return False
     return bool(made.__dataclass_params__.frozen)  # type: ignore[attr-defined]
@@ -84,18 +84,18 @@ def _plugin(package_name: str, name: str) -> type:
 
 
 def _group(package_name: str) -> str:
-    """The entry points' name for what lies in a package of ours."""
+    """The entry-point group for one of our packages."""
     return f"stepsaver.{package_name.rpartition('.')[2]}"
 
 
 def parse(text: str, package_name: str, kind: str) -> Any:
-    """An instance from its text, checked: an unknown name or field or an impossible value is one line."""
+    """Makes an instance from its text. An unknown name or field, or an impossible value, is an error of one line."""
     name, _, rest = text.partition(":")
     made = _find(package_name, kind, name)
     fields = {field.name: field for field in dataclasses.fields(made)}
     hints = typing.get_type_hints(made)
     values: dict[str, Any] = {}
-    # a comma separates fields only where a new field follows, so that `layers=4-9,12` stays one value
+    # a comma separates fields only if a new field follows, so `layers=4-9,12` stays one value
     for item in re.split(r",(?=[a-z_]+=)", rest) if rest else []:
         field, separator, value = item.partition("=")
         if not separator:
@@ -112,7 +112,7 @@ def parse(text: str, package_name: str, kind: str) -> Any:
 
 
 def describe(instance: Any) -> str:
-    """The text that `parse` makes the instance from, with every field, so that it says what was effective."""
+    """The text for `parse` that gives this instance, with every field, so that defaults are on record too."""
     fields = ",".join(f"{f.name}={value_text(getattr(instance, f.name))}" for f in dataclasses.fields(instance))
     return f"{instance.name}:{fields}" if fields else instance.name
 
@@ -127,7 +127,7 @@ def _value(text: str, hint: Any, where: str) -> Any:
         choices = typing.get_args(hint)
         if text == "none" and type(None) in choices:
             return None
-        words = [word for each in choices for word in typing.get_args(each)]  # such as `all` beside a number
+        words = [word for each in choices for word in typing.get_args(each)]  # such as `all` instead of a number
         if text in words:
             return text
         hint = next(each for each in choices if each is not type(None))
@@ -142,7 +142,7 @@ def _value(text: str, hint: Any, where: str) -> Any:
 
 
 def value_text(value: Any) -> str:
-    """A field's value as `parse` reads it."""
+    """The text of a field's value, as `parse` reads it."""
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

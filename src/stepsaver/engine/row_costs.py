@@ -1,8 +1,8 @@
-"""What rows take on one machine (measured by `bench/machine/measure_rows.py`), and what that predicts of a trace.
+"""How long rows take on one machine (measured by `bench/machine/measure_rows.py`), and the time predicted for a trace.
 
-Operations alone predict where compute is the limit. Where reading weights or calling operations is, a forward of few
-rows takes longer than its share: `RowCosts` holds how much longer, for one machine, precision, number of threads and
-shape of a model.
+Operations alone predict well where compute is the limit. Where reading weights or calling operations is the limit, a
+forward of few rows takes longer than its share. `RowCosts` says how much longer, for one machine, precision, number of
+threads and model shape.
 """
 
 from collections.abc import Iterable
@@ -14,43 +14,43 @@ import numpy as np
 
 from stepsaver.engine.trace import ForwardRecord, SampleStep, Trace
 
-CAUSAL_KINDS = ("prefill", "verify")  # whose rows see less than the last one: half of their own on average
+CAUSAL_KINDS = ("prefill", "verify")  # a row sees fewer rows than the last one does: half of the step's on average
 
-Curve = tuple[float, ...]  # seconds, one for each number of rows that was measured
+Curve = tuple[float, ...]  # seconds for each measured number of rows
 
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Seconds of a forward and its parts by packed rows. Parts of layers are of one layer, and without their context.
+    """Seconds of a forward and its parts by packed rows. Attention and MLP are for one layer and without context.
 
-    `forward` is everything of a forward that is no part of a layer and no head: packing, embedding, kept deltas.
+    `forward` is everything outside the layers' parts and the head: packing, embedding, keeping deltas.
     """
 
     device: str
     dtype: str
-    weights: str  # how many bits are kept of each
+    weights: str  # in how many bits each weight is kept
     threads: int
     shape: str
     layers: int
-    keys_values_share: float  # of the attention's multiplications that are those of keys and values
+    keys_values_share: float  # share of keys and values in the attention's multiplications
     rows: tuple[int, ...]  # ascending
     forward: Curve
     attention: Curve
     mlp: Curve
-    head: Curve  # with the choice of tokens
-    context_row: float  # of one query, one row of context and one layer
-    tick: float  # planning and choosing of a tick
-    sample: float  # and of each sample in it
-    step: float  # of each step that a forward packs
-    measuring: float  # seconds that it took
-    rule: float = 0.0  # planning, of each rule and sample in a tick
-    cached_row: float = 0.0  # of one row of context of a step and one layer, however few its queries: it is read
+    head: Curve  # including the choice of tokens
+    context_row: float  # per query, row of context and layer
+    tick: float  # planning and choosing, per tick
+    sample: float  # and per sample in a tick
+    step: float  # per step that a forward packs
+    measuring: float  # seconds that the measurement took
+    rule: float = 0.0  # planning, per rule and sample in a tick
+    cached_row: float = 0.0  # per row of a step's context and layer, however few the queries: the row has to be read
 
     @property
     def forward_rows(self) -> float:
-        """What a forward costs beside its rows, in rows: the line nearest to all that was measured, by ratio.
+        """The cost of a forward on top of its rows, in rows: from the line that fits all measurements best, by ratio.
 
-        A power of two, so that noise in the measurement seldom changes what a decode does.
+        Rounded to a power of two, so that measurement noise seldom changes what a decode does.
         """
         rows = np.array(self.rows, dtype=np.float64)
         seconds = np.array([self.whole_forward(each) for each in self.rows]) + self.tick + self.sample
@@ -61,12 +61,12 @@ class RowCosts:
         return float(2 ** round(log2(max(fixed / each_row, 1.0))))
 
     def whole_forward(self, rows: float) -> float:
-        """A forward of all layers that reads all its rows; no context."""
+        """Seconds of a forward that runs all layers and reads all its rows, without context."""
         layer = self.seconds_of(self.attention, rows) + self.seconds_of(self.mlp, rows)
         return self.seconds_of(self.forward, rows) + self.layers * layer + self.seconds_of(self.head, rows)
 
     def seconds_of(self, curve: Curve, rows: float) -> float:
-        """Between two numbers of rows that were measured, and beyond the last two, on the line through them."""
+        """Seconds for a number of rows, on the line between two measured numbers; above the last two, on their line."""
         if rows <= 0:
             return 0.0
         if rows <= self.rows[-1]:
@@ -80,11 +80,11 @@ class RowCosts:
 
 
 def row_costs_from_json(content: dict[str, Any]) -> RowCosts:
-    """Raises TypeError or ValueError where something is not of its type, or the curves do not fit the rows."""
+    """Raises TypeError if a value has the wrong type, and ValueError if the curves do not fit the rows."""
     values: dict[str, Any] = {}
     for each in fields(RowCosts):
         if each.name not in content and each.default is not MISSING:
-            continue  # written before this was measured
+            continue  # the file is from before this was measured
         value, is_text = content[each.name], each.type is str
         numbers = value if isinstance(value, list) else [] if is_text else [value]
         if is_text != isinstance(value, str) or any(type(number) not in (int, float) for number in numbers):
@@ -98,9 +98,7 @@ def row_costs_from_json(content: dict[str, Any]) -> RowCosts:
 
 
 def predicted_seconds(costs: RowCosts, record: ForwardRecord, rules: int = 0) -> float:
-    """The seconds of one record, planned with a number of rules: planning, forward and choices. Without rows there is
-    nothing but planning.
-    """
+    """Seconds of one record, planned with `rules` rules: planning, forward and choices. Without rows, planning only."""
     entries = record.entries
     seconds = costs.tick + (costs.sample + rules * costs.rule) * len({entry.sample for entry in entries})
     running = [entry for entry in entries if entry.rows]
@@ -123,8 +121,8 @@ def predicted_seconds(costs: RowCosts, record: ForwardRecord, rules: int = 0) ->
 
 
 def _in_layers(costs: RowCosts, curve: Curve, row_layers: int, layers: int, last: int = 0) -> float:
-    """What a part takes in all layers that ran it, on as many rows each; on `last` rows in the last of them, after
-    whose keys and values only the rows that are read go on.
+    """Seconds of a part in all layers that ran it, with the same number of rows in each. The last layer runs `last`
+    rows: after its keys and values, only the rows that are read go on.
     """
     if not layers:
         return 0.0
@@ -135,12 +133,12 @@ def _in_layers(costs: RowCosts, curve: Curve, row_layers: int, layers: int, last
 
 
 def _rows_seen(entry: SampleStep) -> float:
-    """By a row on average."""
+    """How many rows of context a row sees on average."""
     return entry.context - entry.rows / 2 if entry.kind in CAUSAL_KINDS else entry.context
 
 
 def _recomputing(costs: RowCosts, context: int) -> float:
-    """A context that is run again because nobody kept it: a forward of its own that reads nothing."""
+    """Seconds to run a context again because there is no prefix cache: a forward of its own that reads no row."""
     if not context:
         return 0.0
     layer = costs.seconds_of(costs.attention, context) + costs.seconds_of(costs.mlp, context)
@@ -153,8 +151,8 @@ def predicted_total(costs: RowCosts, records: Iterable[ForwardRecord], rules: in
 
 
 def predicted_speed_up_here(baseline: Trace, other: Trace, costs: RowCosts, rules: int = 0) -> float:
-    """How many times as many tokens per second `other`, planned with a number of rules, should reach on the machine
-    that was measured.
+    """The speed-up in tokens per second that `other`, planned with `rules` rules, should reach over `baseline` on the
+    measured machine.
     """
     ours = predicted_total(costs, other.records, rules) / other.tokens_generated
     return predicted_total(costs, baseline.records) / baseline.tokens_generated / ours

@@ -1,4 +1,4 @@
-"""Sets of rows as bit masks: bit r stands for row r. Hashable, tensor-free, and inclusion is one operation."""
+"""Sets of rows as bit masks: bit r is row r. Hashable, needs no tensor, and a subset test is one operation."""
 
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ def rows_between(start: int, stop: int) -> Rows:
 
 
 def row_set(rows: "NDArray[np.bool_]") -> Rows:
-    """The set of the rows at which a boolean array is true."""
+    """The set of rows where a boolean array is true."""
     return int.from_bytes(np.packbits(rows, bitorder="little").tobytes(), "little")
 
 
@@ -36,7 +36,7 @@ def row_index(rows: Rows) -> "NDArray[np.int64]":
 
 @lru_cache(maxsize=65536)
 def index_within(part: Rows, whole: Rows) -> "NDArray[np.int64]":
-    """Where the rows of a part lie among those of the whole. Shared between callers, so read-only."""
+    """The indices of a part's rows among the rows of the whole. Shared between callers, so read-only."""
     index = np.searchsorted(row_index(whole), row_index(part))
     index.flags.writeable = False
     return index

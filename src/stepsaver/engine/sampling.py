@@ -1,6 +1,6 @@
-"""From logits to proposals: a token for each row that was read, and how sure the model is of it.
+"""Turns logits into proposals: a token for each row that was read, and how sure the model is of it.
 
-The mask token is never proposed; the softmax normaliser keeps it, as in the reference.
+The mask token is never proposed, but it counts in the softmax, as in the reference.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from stepsaver.engine.errors import UsageError, shown
 
 @dataclass(frozen=True)
 class Sampling:
-    """Greedy at temperature 0; else a draw from the tempered nucleus."""
+    """Greedy at temperature 0; else draws from the nucleus at that temperature."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -41,12 +41,12 @@ class Sampling:
 
 
 class Proposals(NamedTuple):
-    """Per row that was read: the token that it predicts, how sure the model is, and how likely its targets are."""
+    """For each row that was read: the token it predicts, how sure the model is, and how likely its targets are."""
 
     tokens: NDArray[np.int64]
     confidence: NDArray[np.float64]
     target_scores: list[NDArray[np.float64]]  # log-probabilities; empty arrays where nothing is scored
-    beside: NDArray[np.float64] = np.empty(0)  # what else came in the same transfer
+    beside: NDArray[np.float64] = np.empty(0)  # what else was in the same transfer
 
     def each(self) -> Iterator[tuple[int, NDArray[np.float64]]]:
         """Per row, the token and the scores of the targets."""
@@ -54,7 +54,7 @@ class Proposals(NamedTuple):
 
 
 class NonFiniteLogits(ArithmeticError):
-    """Logits with NaN or an infinity; `row` counts the rows that were read."""
+    """Logits have a NaN or an infinity. `row` is an index among the rows that were read."""
 
     def __init__(self, row: int, message: str = "logits are not finite") -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class NonFiniteLogits(ArithmeticError):
 
 
 def uniform(seed: int, key: bytes, position: int, step: int) -> float:
-    """A number in [0, 1) that depends on these four and nothing else, so a text does not depend on its batch."""
+    """A number in [0, 1) that depends only on these four values, so a text does not depend on its batch."""
     digest = hashlib.blake2b(struct.pack("<qqq", seed, position, step) + key, digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
@@ -77,9 +77,9 @@ def propose(
     targets: Sequence[tuple[int, ...]] = (),
     beside: Tensor | None = None,
 ) -> Proposals:
-    """The proposals of all rows with one transfer to the host; `targets` are the tokens to be scored, row by row.
+    """The proposals of all rows, with one transfer to the host. `targets` are the tokens to score, row by row.
 
-    `beside` is a vector that the host wants as well: a second transfer would wait for the device a second time.
+    `beside` is a vector that the host needs too: a second transfer would wait for the device again.
     """
     logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     rows = len(logits_NV)
@@ -100,7 +100,7 @@ def propose(
 
 
 def _chosen(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: Sequence[float]) -> Tensor:
-    """[3, N]: tokens, how sure the model is of them, and the sums of the logits, which are finite if all logits are."""
+    """[3, N]: tokens, how sure the model is of them, and the sums of the logits, to see whether all are finite."""
     sums = logits_NV.sum(-1)
     if sampling.is_greedy:
         tokens, confidence = _most_likely(logits_NV, mask_id)
@@ -110,7 +110,7 @@ def _chosen(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: Seque
 
 
 def _most_likely(logits_NV: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
-    """Per row the best token but the mask, and its probability. Few passes over the largest tensor of a step."""
+    """Per row, the best token except the mask, and its probability. Few passes over the largest tensor of a step."""
     probabilities = logits_NV.softmax(-1)
     if mask_id < 0:
         tokens = logits_NV.argmax(-1)
@@ -123,7 +123,7 @@ def _most_likely(logits_NV: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
 
 
 def _target_scores(logits_NV: Tensor, targets: Sequence[tuple[int, ...]]) -> Tensor:
-    """The log-probabilities of the targets of all rows."""
+    """The log-probabilities of all rows' targets, in one vector."""
     if not any(targets):
         return logits_NV.new_empty(0)
     rows = [row for row, tokens in enumerate(targets) for _ in tokens]
@@ -135,8 +135,8 @@ def _target_scores(logits_NV: Tensor, targets: Sequence[tuple[int, ...]]) -> Ten
 def _draw(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Draws from the nucleus by the inverse of its distribution function.
 
-    The nucleus is that of all tokens, the mask included, and renormalised as such; the draw is among the others, so a
-    row whose nucleus is mostly mask has a low confidence. If the nucleus holds the mask alone, the best other token.
+    The nucleus is taken over all tokens including the mask, and normalised with it. The draw leaves the mask out, so a
+    row whose nucleus is mostly mask has a low confidence. If the nucleus is only the mask, draws from all other tokens.
     """
     probabilities, order = (logits_NV.double() / sampling.temperature).softmax(-1).sort(-1, descending=True)
     nucleus = torch.where(probabilities.cumsum(-1) - probabilities < sampling.top_p, probabilities, 0.0)

@@ -1,7 +1,7 @@
-"""Log-likelihoods by the decode loop: the policy chooses rows as in generation, the given tokens are put there.
+"""Log-likelihoods by the decode loop: the policy chooses rows as in generation, but the given tokens are written.
 
-A request becomes a sample of the loop in `generate.py`, with a writer of its own; requests whose continuation is one
-token and that share a context become one sample with several targets.
+A request becomes a sample of the loop in `generate.py`, with its own writer. Requests with the same context and a
+continuation of one token become one sample with several targets.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True)
 class Score:
-    """`is_greedy`: every token was what the model would have put there. `steps` counts denoising steps."""
+    """`is_greedy`: every token is the one that the model would have written. `steps` counts denoising steps."""
 
     index: int
     loglikelihood: float
@@ -33,14 +33,14 @@ class Score:
 
 
 class TargetScores(NamedTuple):
-    """How likely each target of a position was when it was written, and what the model would have put there."""
+    """How likely each target of a position was when it was written, and what the model would have written."""
 
     log_probabilities: NDArray[np.float64]
     proposed: int
 
 
 class GivenText(Writer):
-    """Writes given tokens whatever the model proposes, and keeps how likely they were."""
+    """Writes given tokens whatever the model proposes, and notes how likely they were."""
 
     shares_contexts = True
     has_targets = True
@@ -48,21 +48,21 @@ class GivenText(Writer):
     def __init__(self, start: int, targets: tuple[tuple[int, ...], ...]) -> None:
         self.positions = range(start, start + len(targets))
         self.last = self.positions.stop
-        self.by_position = targets  # per position, tokens that may stand there; the first one is written
+        self.by_position = targets  # per position, the tokens to score; the first one is written
         self.scores: dict[int, TargetScores] = {}
 
     def targets(self, position: int) -> tuple[int, ...]:
         return self.by_position[position - self.positions.start] if position in self.positions else ()
 
     def write(self, position: int, proposed: int, scores: NDArray[np.float64]) -> int:
-        if position not in self.positions:  # what opens a block that nobody will decode
+        if position not in self.positions:  # it opens a block that will not be decoded
             return proposed
         self.scores[position] = TargetScores(scores, proposed)
         return self.targets(position)[0]
 
 
 class ScoredRequest(NamedTuple):
-    """A sample of the loop, and the requests that it answers: target j of a single position, or all positions."""
+    """A sample of the loop, and the requests it answers: one for each target of a single position, or just one."""
 
     request: Request
     writer: GivenText
@@ -70,7 +70,7 @@ class ScoredRequest(NamedTuple):
 
 
 def merge_requests(requests: Sequence[ScoreRequest]) -> list[ScoredRequest]:
-    """One sample per request, but one for all requests with the same context and a continuation of one token."""
+    """One sample per request, except that one-token requests with the same context share a sample."""
     single: dict[tuple[int, ...], list[int]] = defaultdict(list)
     merged: list[ScoredRequest] = []
     for index, (context, continuation) in enumerate((each.context_ids, each.continuation_ids) for each in requests):
@@ -81,7 +81,7 @@ def merge_requests(requests: Sequence[ScoreRequest]) -> list[ScoredRequest]:
     for context, indices in single.items():
         tokens = tuple(requests[index].continuation_ids[0] for index in indices)
         merged.append(_scored(context, (tokens,), tuple(indices)))
-    # samples with the same context stand together, so that they join the batch together and share its prefill
+    # samples with the same context are neighbours, so that they join the batch together and share a prefill
     return sorted(merged, key=lambda each: (len(each.request.prompt), each.request.prompt), reverse=True)
 
 

@@ -1,6 +1,6 @@
-"""Log-likelihoods by one forward: no step follows another, so no rule can act on them.
+"""Log-likelihoods by one forward: there is no second step, so no rule can act.
 
-Requests that show the same rows and ask about the same ones, such as the one-token choices of a question, share it.
+Requests that show the same rows and score the same ones, such as a question's one-token choices, share a forward.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from stepsaver.engine.score import Score, ScoreRequest
 
 
 class Shown(NamedTuple):
-    """What a request shows to the model, and the rows of it whose tokens are scored."""
+    """What a request shows to the model, and the rows whose tokens are scored."""
 
     tokens: tuple[int, ...]
     scored: Rows
@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 
 
 class ScoringForward(NamedTuple):
-    """What is run once, and for each request that it answers, by its index, the tokens that it is scored for."""
+    """What is run once, and the tokens to score for each request it answers, by the request's index."""
 
     shown: Shown
     targets: dict[int, tuple[int, ...]]
@@ -59,7 +59,7 @@ def reference(request: ScoreRequest, decoding: DecodingSettings) -> Asked:
 
 
 def autoregressive(request: ScoreRequest, decoding: DecodingSettings) -> Asked:
-    """All tokens of the continuation by causal rows: how likely autoregressive decoding writes it."""
+    """Scores all tokens of the continuation by causal rows: how likely autoregressive decoding writes it."""
     if not decoding.prediction.opens_blocks:
         raise UsageError("the autoregressive estimator needs rows that predict the token after them")
     shown = (*request.context_ids, *request.continuation_ids)
@@ -71,7 +71,7 @@ IN_ONE_FORWARD: dict[Estimator, Prepare] = {"reference": reference, "autoregress
 
 
 def forwards_of(requests: Sequence[ScoreRequest], prepare: Prepare, decoding: DecodingSettings) -> list[ScoringForward]:
-    """What has to be run, each once, in the order of the requests."""
+    """The forwards to run, without duplicates, in the order of the requests."""
     found: dict[Shown, ScoringForward] = {}
     for index, request in enumerate(requests):
         shown, targets = prepare(request, decoding)
@@ -80,7 +80,7 @@ def forwards_of(requests: Sequence[ScoreRequest], prepare: Prepare, decoding: De
 
 
 def steps_of(forwards: Sequence[ScoringForward], decoding: DecodingSettings, layers: int) -> list[Step]:
-    """Each in a slot of its own."""
+    """One step per forward, each in its own slot."""
     steps = []
     for slot, (shown, _) in enumerate(forwards):
         plan = whole_plan(

@@ -1,4 +1,4 @@
-"""A sample while it is decoded. All of it lives on the host; tensors live in the caches."""
+"""A sample while it is decoded. All of this is on the host; tensors are in the caches."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -14,18 +14,18 @@ from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.trace import SampleStep
 
 Finish = Literal["stop", "length"]
-NEVER = -1  # the stamp of a row that was not computed in this block yet
+NEVER = -1  # the stamp of a row that has not been computed in this block yet
 
 
 class Writer:
-    """What goes into revealed rows. Generation writes what the model proposes; scoring has a writer of its own."""
+    """Chooses the tokens of revealed rows. Generation writes what the model proposes; scoring has its own writer."""
 
-    shares_contexts: ClassVar[bool] = False  # with other requests whose context is the same
-    has_targets: ClassVar[bool] = False  # tokens whose probability is asked for
-    last: int | None = None  # rows from this position on stay masked; None: blocks are finished
+    shares_contexts: ClassVar[bool] = False  # with other requests that have the same context
+    has_targets: ClassVar[bool] = False  # whether there are tokens to score
+    last: int | None = None  # rows from this position on stay masked; None: blocks are decoded to their end
 
     def targets(self, position: int) -> tuple[int, ...]:
-        """The tokens whose probability is asked for at a position."""
+        """The tokens to score at a position."""
         return ()
 
     def write(self, position: int, proposed: int, scores: NDArray[np.float64]) -> int:
@@ -35,7 +35,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller asks for: a prompt of at least one token, how far to go, and what is written."""
+    """What a caller asks for: a prompt of at least one token, the number of new tokens, and the writer."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
@@ -44,12 +44,12 @@ class Request:
 
     @property
     def end(self) -> int:
-        """The first position that is not generated any more."""
+        """The first position after the last one that may be generated."""
         return len(self.prompt) + self.max_new_tokens
 
 
 def request_key(prompt: tuple[int, ...], identity: str | None) -> bytes:
-    """What a sample's random numbers depend on: its id if it has one, else its prompt. Never its batch."""
+    """What a sample's random numbers depend on: its identity if it has one, else its prompt. Never its batch."""
     text = f"id:{identity}" if identity is not None else "prompt:" + ",".join(map(str, prompt))
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
@@ -60,7 +60,7 @@ class Ending(NamedTuple):
 
 
 class Stamps(NamedTuple):
-    """Per part, layer and row, the token that the row had when this was last computed."""
+    """Per part, layer and row, the token that the row had when the part was last computed."""
 
     parts: NDArray[np.int64]  # attention, keys and values, MLP
 
@@ -78,15 +78,15 @@ class Stamps(NamedTuple):
 
 
 class RowHistory(NamedTuple):
-    """Per row, in steps of the block: when it was last run (-1: never), and how it drifted."""
+    """Per row: the step of the block in which it was last run (-1: never), and how it drifted."""
 
     last_run: NDArray[np.int64]
-    drift: NDArray[np.float64]  # in the probe layers, when last recomputed unchanged; negative: not measured
-    drift_since_run: NDArray[np.float64]  # added up since all its layers last ran
+    drift: NDArray[np.float64]  # in the probe layers, when it was last recomputed unchanged; negative: not measured
+    drift_since_run: NDArray[np.float64]  # sum of drifts since all its layers last ran
 
 
 class Ages(NamedTuple):
-    """Per part, layer and row, how many steps in a row the part's delta has been reused."""
+    """Per part, layer and row, for how many steps without a break the delta has been reused."""
 
     parts: NDArray[np.int64]  # attention, MLP
 
@@ -100,19 +100,19 @@ class Ages(NamedTuple):
 
 
 class LayerHistory(NamedTuple):
-    """What each layer's caches were computed with. Kept where deltas are reused, and where steps are checked."""
+    """Which tokens each layer's caches were computed with. Kept if deltas are reused or steps are checked."""
 
     stamps: Stamps
     ages: Ages
 
     def changed(self, tokens: NDArray[np.int64]) -> Rows:
-        """Rows whose token differs from the one that their keys and values were computed with, in any layer."""
+        """Rows whose token differs from the one their keys and values were computed with, in any layer."""
         return row_set((self.stamps.keys_values != tokens).any(axis=0))
 
     def stamp(self, run: LayerRun, tokens: NDArray[np.int64]) -> None:
         """Notes the tokens that some layers computed their rows with."""
         layers, rows = slice(run.first, run.last), run.rows
-        if rows.attention == rows.keys_values == rows.mlp:  # as in most runs: one write instead of three
+        if rows.attention == rows.keys_values == rows.mlp:  # true for most runs: one write instead of three
             index = row_index(rows.mlp)
             self.stamps.parts[:, layers, index] = tokens[index]
             return
@@ -121,7 +121,7 @@ class LayerHistory(NamedTuple):
             stamps[layers, index] = tokens[index]
 
     def age(self, run: LayerRun, carried: Rows) -> None:
-        """Of the rows that go on, ages the deltas that were reused."""
+        """Ages the reused deltas of the rows that go on, and resets the age of those that ran."""
         layers = slice(run.first, run.last)
         if run.rows.attention == run.rows.mlp == carried:
             self.ages.parts[:, layers, row_index(carried)] = 0
@@ -143,20 +143,18 @@ class BlockState:
     start: int  # absolute position of row 0
     tokens: NDArray[np.int64]
     masked: Rows
-    sealed: Rows  # masked rows that nobody will reveal: those after a continuation that is scored
-    changed: Rows  # whose token differs from the one that their keys and values were computed with, in any layer
-    by_layer: (
-        LayerHistory | None
-    )  # None: nobody asks for it, and all layers rewrite the keys and values of the same rows
+    sealed: Rows  # masked rows that will never be revealed: those after a continuation that is scored
+    changed: Rows  # rows whose token differs from the one their keys and values were computed with, in any layer
+    by_layer: LayerHistory | None  # None: not needed, and all layers rewrite the keys and values of the same rows
     proposed: NDArray[np.int64]  # per row, the last token proposed for it
-    confidence: NDArray[np.float64]  # and how sure the model was; NaN where no step has computed it
+    confidence: NDArray[np.float64]  # and how sure the model was; NaN if no step has computed it
     history: RowHistory
     steps: int = 0  # denoising steps so far, full, sub and reused
     steps_in_sub_block: int = 0
-    reveals: list[Reveal] = field(default_factory=list)  # ascending
+    reveals: list[Reveal] = field(default_factory=list)  # by step, ascending
     target_scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of rows with targets
-    opening: int | None = None  # what the last step would open the next block with
-    drift_since_full: float = 0.0  # mean drift of the rows recomputed in each step since the last full one, added up
+    opening: int | None = None  # the token that the next block would open with, by the last step
+    drift_since_full: float = 0.0  # sum over the steps since the last full one of the mean drift of recomputed rows
 
     @property
     def size(self) -> int:
@@ -164,11 +162,11 @@ class BlockState:
 
     @property
     def known(self) -> int:
-        """How many rows from the first on are no longer masked."""
+        """How many rows there are before the first masked one."""
         return first_row(self.masked) if self.masked else self.size
 
     def note(self, rows: Rows, proposed: Proposals) -> None:
-        """Keeps what a step proposed for some rows."""
+        """Stores what a step proposed for some rows."""
         own = rows & rows_between(0, self.size)
         index = row_index(own)
         count = len(index)
@@ -186,7 +184,7 @@ class BlockState:
         assert rows & ~self.masked == NO_ROWS, "a row is revealed once"
         index = row_index(rows)
         assert not np.isnan(self.confidence[index]).any(), "a row is revealed from logits that a step computed for it"
-        differing = index[self.tokens[index] != tokens]  # a text that is scored may hold the mask token itself
+        differing = index[self.tokens[index] != tokens]  # a scored text may contain the mask token itself
         self.changed |= rows if len(differing) == len(index) else sum(1 << row for row in differing.tolist())
         self.tokens[index] = tokens
         self.reveals.append(Reveal(self.steps, rows))
@@ -197,7 +195,7 @@ class BlockState:
         self.steps_in_sub_block = 0 if is_last_of_sub_block else self.steps_in_sub_block + steps
 
     def record_drift(self, plan: StepPlan, drift: NDArray[np.float64]) -> None:
-        """Notes the drift of the window's rows in the probe layers; only that of unchanged rows means anything."""
+        """Notes the drift of the window's rows in the probe layers. It only means something for unchanged rows."""
         assert self.by_layer is not None, "a drift is measured against deltas that are kept"
         window = row_index(plan.window)
         unchanged = (self.by_layer.stamps.keys_values[0, window] == self.tokens[window]) & np.isfinite(drift)
@@ -208,7 +206,7 @@ class BlockState:
             self.drift_since_full += float(drift[unchanged].mean())
 
     def record_run(self, plan: StepPlan) -> None:
-        """Notes what a plan computed, and for each layer, where that is kept, what it reused."""
+        """Notes what a plan computed and, if there is a history by layer, what each layer computed and reused."""
         history = self.history
         history.last_run[row_index(plan.window)] = self.steps
         if plan.kind == "full":
@@ -227,9 +225,9 @@ class BlockState:
 def new_block(
     start: int, given: tuple[int, ...], *, decoding: DecodingSettings, layers: int | None, last: int | None = None
 ) -> BlockState:
-    """A block that opens with given tokens; the rest is masked, and stays so from position `last` on.
+    """A block that opens with given tokens. The rest is masked, and stays masked from position `last` on.
 
-    `layers` are those whose history is kept; None: nobody asks for it.
+    `layers` is the number of layers to keep a history of; None: no history.
     """
     size = decoding.block_size
     tokens = np.full(size, decoding.mask_id, dtype=np.int64)
@@ -259,7 +257,7 @@ def _new_history(layers: int, size: int) -> LayerHistory:
 
 @dataclass
 class Sample:
-    """A request on its way through the batch."""
+    """A request while it is in the batch."""
 
     index: int
     request: Request
@@ -267,7 +265,7 @@ class Sample:
     context: list[int]  # the tokens before the current block: whole blocks, in the prefix cache
     block: BlockState
     ending: Ending | None = None
-    steps: list[SampleStep] = field(default_factory=list)  # what was executed for it, in order
+    steps: list[SampleStep] = field(default_factory=list)  # what was executed for the sample, in order
 
     @property
     def is_finished(self) -> bool:
@@ -275,14 +273,14 @@ class Sample:
 
     @property
     def generated(self) -> list[int]:
-        """The generated tokens that nothing can change any more, the stop token included."""
+        """The generated tokens that cannot change any more, including the stop token."""
         tokens = self.context + self.block.tokens[: self.block.known].tolist()
         stop = self.request.end if self.ending is None else self.ending.position
         return tokens[len(self.request.prompt) : stop]
 
 
 def ending_of(sample: Sample, stop_ids: tuple[int, ...]) -> Ending | None:
-    """Where and why the sample ends, if it does: nothing after a stop token or the limit can change its text."""
+    """Where and why the sample ends, if it does. What comes after a stop token or the limit does not matter."""
     block = sample.block
     first_generated = max(0, len(sample.request.prompt) - block.start)
     limit = sample.request.end - block.start

@@ -1,4 +1,4 @@
-"""The residual stream of the rows of a forward. How deltas are added to it is its own business."""
+"""The residual stream of a forward's rows. Callers need not know when a delta is really added."""
 
 from collections.abc import Callable
 
@@ -8,14 +8,14 @@ from stepsaver.engine.packing import Subset
 
 
 class Stream:
-    """Hidden states, and a delta still to be added to all of them: the next part's norm reads every row anyway."""
+    """Hidden states, and a delta that is still to be added to all of them: the next norm reads every row anyway."""
 
     def __init__(self, h_ND: Tensor) -> None:
         self.h_ND = h_ND
         self.pending: Tensor | None = None
 
     def through(self, part: Callable[..., Tensor], rows: Subset) -> Tensor:
-        """What a part, which begins with a norm, makes of some rows. It adds the pending delta where it takes all."""
+        """A part's result for some rows. A part begins with a norm; if it gets all rows, it adds the pending delta."""
         if rows.indices is not None:
             return part(self.settled()[rows.indices])
         pending, self.pending = self.pending, None
@@ -29,7 +29,7 @@ class Stream:
             self.h_ND.index_add_(0, rows.indices, delta)
 
     def keep(self, indices: Tensor | None) -> None:
-        """Lets only some rows go on; None: all."""
+        """Drops all other rows; None keeps all."""
         if indices is not None:
             self.h_ND = self.settled()[indices]
 

@@ -1,7 +1,7 @@
-"""How many threads multiply.
+"""Chooses the number of threads for multiplication.
 
-Each of them waits for all others several times a layer, so all are as slow as the slowest: with one of two cores taken
-by somebody else, two threads decode at less than half the speed of one (docs/speed.md).
+Threads wait for each other several times a layer, so all are as slow as the slowest. If another process has one of two
+cores, two threads decode at less than half the speed of one (docs/speed.md).
 """
 
 import os
@@ -14,7 +14,7 @@ CHOSEN_BY_USER = "OMP_NUM_THREADS"
 
 
 def leave_cores_to_others(device: torch.device) -> None:
-    """As many threads on a CPU as there are cores that nobody else keeps busy now, unless the user has chosen."""
+    """On a CPU, uses as many threads as there are cores that are free now, unless the user has chosen a number."""
     threads = torch.get_num_threads()
     if device.type == "cpu" and threads > 1 and CHOSEN_BY_USER not in os.environ:
         torch.set_num_threads(max(1, threads - round(other_cores_now() or 0.0)))

@@ -1,7 +1,7 @@
-"""Matrix tiles of a processor (AMX) that are announced and do not work, as on some virtual machines.
+"""A processor may announce matrix tiles (AMX) that do not work, as on some virtual machines.
 
 oneDNN trusts the announcement, and the first multiplication in 16 bits ends the process with an illegal instruction.
-The kernels' library asks the processor itself. Where there is none, a forked process tries a multiplication first.
+The kernels' library asks the processor itself. Without that library, a forked process tries a multiplication first.
 """
 
 import faulthandler
@@ -17,9 +17,9 @@ from stepsaver.engine.errors import UsageError
 
 CPU_FACTS = Path("/proc/cpuinfo")
 HALVES = (torch.bfloat16, torch.float16)
-LIMIT = "ONEDNN_MAX_CPU_ISA"  # read by oneDNN when it is first used, and never again
+LIMIT = "ONEDNN_MAX_CPU_ISA"  # oneDNN reads it only once, when it is first used
 PATIENCE = 20.0  # seconds; the trial takes milliseconds
-TRIAL_ROWS = 64  # enough for oneDNN to be asked instead of a plain loop
+TRIAL_ROWS = 64  # enough for torch to use oneDNN instead of a plain loop
 
 
 def are_announced() -> bool:
@@ -30,7 +30,7 @@ def are_announced() -> bool:
 
 
 def require_working_tiles(dtype: torch.dtype, device: torch.device) -> None:
-    """Before the first multiplication in a precision: takes broken tiles from oneDNN, or refuses if it is too late."""
+    """Before the first multiplication in a precision: stops oneDNN from using broken tiles, or refuses if too late."""
     if device.type == "cpu" and dtype in HALVES and not limit_to_what_works():
         raise UsageError(
             f"{str(dtype).removeprefix('torch.')} ends the process on this CPU, whose matrix tiles do not work; "
@@ -40,7 +40,7 @@ def require_working_tiles(dtype: torch.dtype, device: torch.device) -> None:
 
 @cache
 def limit_to_what_works() -> bool:
-    """Whether multiplications in 16 bits work here, at the latest after oneDNN was told to leave the tiles alone."""
+    """Whether multiplications in 16 bits work here. If they do not, tells oneDNN not to use tiles and tries again."""
     if kernels.are_loaded() or not are_announced() or _survives_trial():
         return True
     os.environ.setdefault(LIMIT, kernels.WITHOUT_TILES)
@@ -48,11 +48,11 @@ def limit_to_what_works() -> bool:
 
 
 def _survives_trial() -> bool:
-    """Whether a process like this one survives. On one thread: the others do not outlive a fork."""
+    """Whether a forked process survives a multiplication. On one thread, because the others do not survive a fork."""
     process = os.fork()
     if process == 0:
         try:
-            faulthandler.disable()  # how it dies is nobody's concern
+            faulthandler.disable()  # no need to report how it dies
             torch.set_num_threads(1)
             for dtype in HALVES:
                 ones = torch.ones(TRIAL_ROWS, TRIAL_ROWS, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What was executed: one record per forward, an entry per sample. Every figure of cost and speed is a sum of them."""
+"""What was executed: a record per forward, with an entry per step. All figures of cost and speed are sums of these."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from stepsaver.engine.plan import Kind, StepPlan
 from stepsaver.engine.rows import NO_ROWS, Rows, first_row
 
 DENOISING: tuple[Kind, ...] = ("full", "sub", "reused", "draft")  # the kinds of denoising steps
-COMPUTED_STEPS: tuple[Kind, ...] = ("full", "sub")  # those of block diffusion that compute rows
+COMPUTED_STEPS: tuple[Kind, ...] = ("full", "sub")  # steps of block diffusion that compute rows
 
 
 class SampleStep(NamedTuple):
@@ -16,10 +16,10 @@ class SampleStep(NamedTuple):
 
     sample: int
     kind: Kind
-    step: int  # of its block, from 0; the commit's is the number of steps before it
+    step: int  # index in its block, from 0; for a commit, the number of steps before it
     step_in_sub_block: int
     rows: int
-    first_row: int | None  # of a sub-block step, counted within its block
+    first_row: int | None  # of a sub-block step, numbered within its block
     context: int  # rows of context that its attention saw, the block included
     attention_run: int
     attention_reused: int
@@ -29,7 +29,7 @@ class SampleStep(NamedTuple):
     head_rows: int
     revealed: int  # rows that became tokens
     recomputed_context: int = 0  # rows of context run again because the prefix cache is off
-    window: Rows = NO_ROWS  # the rows that it ran, counted within its block
+    window: Rows = NO_ROWS  # the rows that ran, numbered within its block
 
 
 class LayersRun(NamedTuple):
@@ -45,7 +45,7 @@ class ForwardRecord(NamedTuple):
     forward_seconds: float
     layers: LayersRun
     entries: tuple[SampleStep, ...]
-    waiting: int  # samples that had no slot in the batch
+    waiting: int  # samples that did not have a slot yet
 
 
 @dataclass
@@ -62,11 +62,11 @@ class Trace:
     guesses_wrong: int = 0
 
     def add(self, record: ForwardRecord) -> None:
-        """Every forward goes through here, when its time has been taken."""
+        """Adds a forward's record. Every forward goes through here, after it was timed."""
         self.records.append(record)
 
     def add_single_forward(self, seconds: float, plans: Sequence[StepPlan], first_sample: int) -> None:
-        """Records a forward of all layers that belongs to no decode: the reference's way of scoring."""
+        """Records a forward of all layers outside the decode loop: for scores by one forward."""
         entries = tuple(
             sample_step(first_sample + index, plan, step=0, context=plan.rows, revealed=0, recomputed_context=0)
             for index, plan in enumerate(plans)
@@ -81,17 +81,17 @@ class Trace:
 
     @property
     def decode_seconds(self) -> float:
-        """All forwards and choices, prefill included; no loading, no warm-up, no tokenization."""
+        """Seconds of all forwards and choices, prefill included; without loading, warm-up and tokenization."""
         return sum(record.seconds for record in self.records)
 
     @property
     def planning_seconds(self) -> float:
-        """Of the host, beside the forwards: plans, choices, and what was written down. Rules take more of it."""
+        """Seconds of the host outside the forwards: planning, choosing, recording. Rules add to it."""
         return sum(record.seconds - record.forward_seconds for record in self.records)
 
     @property
     def prefill_seconds(self) -> float:
-        """A forward that prefills and does more is divided by the row-layers of its MLPs, most of its operations."""
+        """Seconds of prefill. A forward that also does other work is split by MLP row-layers, the most operations."""
         return sum(record.seconds * _prefill_share(record) for record in self.records)
 
     @property
@@ -100,7 +100,7 @@ class Trace:
 
     @property
     def sample_forwards(self) -> int:
-        """In how many forwards each sample took part, summed over samples; prefills of their own aside."""
+        """The number of forwards each sample took part in, summed over samples, not counting prefills."""
         return sum(
             len({entry.sample for entry in record.entries if entry.rows and entry.kind != "prefill"})
             for record in self.records
@@ -108,7 +108,7 @@ class Trace:
 
     @property
     def slots_filled(self) -> float:
-        """The share of the batch's slots that were in use while samples waited."""
+        """The share of the batch's slots that were in use while other samples waited."""
         busy = [len({entry.sample for entry in r.entries}) for r in self.records if r.waiting and not _prefills(r)]
         return sum(busy) / (len(busy) * self.slots) if busy else 1.0
 
@@ -119,7 +119,7 @@ def _prefill_share(record: ForwardRecord) -> float:
 
 
 def _prefills(record: ForwardRecord) -> bool:
-    """Whether a sample was new: others may then have waited for the same context."""
+    """Whether the forward prefills. Other samples may then have no entry because they wait for a context."""
     return any(entry.kind == "prefill" for entry in record.entries)
 
 

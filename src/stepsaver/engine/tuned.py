@@ -1,4 +1,4 @@
-"""What a tuner may try of the fields of a rule or policy: declared where the field is, as its metadata.
+"""Which values a tuner may try for a field of a rule or policy. They are declared with the field, as its metadata.
 
 Every field says `tuned(...)`, with the values to try from the most careful to the cheapest, or `not_tuned(why)`.
 """
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 TUNED, NOT_TUNED = "tuned", "not tuned"
-BY_DRIFT = "by drift"  # instead of a value: groups of layers that `calibrate` proposes for a model
+BY_DRIFT = "by drift"  # in place of values: try the groups of layers that `calibrate` proposes for the model
 
 
 class Tuned(NamedTuple):
     values: tuple[Any, ...]
-    is_ordered: bool  # the later, the cheaper; else each value is a kind of its own
+    is_ordered: bool  # later values are cheaper; if False, the order means nothing
 
 
 def tuned(*values: Any, is_ordered: bool = True) -> Mapping[str, Any]:
@@ -25,6 +25,6 @@ def not_tuned(why: str) -> Mapping[str, Any]:
 
 
 def tuned_fields(made: type) -> dict[str, Tuned]:
-    """By name, the fields of a rule or policy that are tuned."""
+    """The tuned fields of a rule or policy, by name."""
     fields = dataclasses.fields(made)
     return {field.name: field.metadata[TUNED] for field in fields if TUNED in field.metadata}

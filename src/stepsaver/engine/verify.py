@@ -1,4 +1,4 @@
-"""The moves of verified drafts: a draft of the rows after the last known one, then a causal forward that checks it."""
+"""The moves of verified drafts: draft the rows after the last known one, then check them with a causal forward."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,23 +20,23 @@ from stepsaver.engine.state import NEVER, Ending, Request, Sample, ending_of
 
 @dataclass
 class Draft:
-    """What a sample is about to have verified, and how its drafts have fared."""
+    """A sample's draft that is to be verified next, and how many tokens of its drafts were confirmed so far."""
 
-    verified: int  # positions whose keys and values are final: of a causal forward, or committed
+    verified: int  # positions whose keys and values are final: from a causal forward or a commit
     tokens: tuple[int, ...] = ()  # drafted for the positions after the last known one
     agreed: int = 0  # drafted tokens that were confirmed, over all rounds
-    refused: int = 0  # rounds that met one that was not
-    stamps: NDArray[np.int64] | None = None  # per position, the token that its keys are of; only where checked
+    refused: int = 0  # rounds in which a drafted token was not confirmed
+    stamps: NDArray[np.int64] | None = None  # per position, the token its keys were computed with; only if checked
 
     @property
     def acceptance(self) -> float:
-        """How likely the next drafted token is confirmed; a sure model is assumed until rounds say otherwise."""
+        """How likely the next drafted token is confirmed. Starts high, and follows the rounds so far."""
         return (self.agreed + 9) / (self.agreed + self.refused + 10)
 
 
 @dataclass
 class Verifying:
-    """Keeps what the samples of one decode have drafted."""
+    """Drafts and verifies. Keeps the drafts of the samples of one decode."""
 
     policy: Verified
     drafts: dict[int, Draft] = field(default_factory=dict)  # by the sample's index
@@ -54,7 +54,7 @@ class Verifying:
         return sample
 
     def turns(self, batch: BatchContext, sample: Sample) -> list[Turn]:
-        """A draft, the verification of one (with the next draft, where that pays), or the commit of a block."""
+        """A draft, the verification of a draft (with the next draft, if that pays), or the commit of a block."""
         draft, block = self.drafts[sample.index], sample.block
         if not block.masked and self.policy.context == "block":
             steps = [self._commit_step(batch, sample)]
@@ -63,21 +63,21 @@ class Verifying:
         else:
             first = block.start + block.known - 1
             steps = [self._draft_step(batch, sample, first, int(block.tokens[block.known - 1]))]
-            if draft.verified < first:  # what is left of a prompt after its whole blocks
+            if draft.verified < first:  # the rest of a prompt after its whole blocks
                 steps.append(self._causal_step(batch, sample, draft.verified, first))
         if draft.stamps is not None:
             assert_verified(steps, draft.stamps, [*sample.context, *block.tokens[: block.known].tolist()])
         return [Turn(sample, block, step) for step in steps]
 
     def _draft_step(self, batch: BatchContext, sample: Sample, first: int, token: int) -> Step:
-        """Rows from the last known one on, which see each other: one token, and masks up to the span's end."""
+        """The last known row and masks up to the span's end. All of them see each other."""
         count = self._span(batch, sample, first)
         tokens = np.array([token] + [batch.decoding.mask_id] * count)
         plan = _plan(batch, "draft", rows=count + 1, reads=count)
         return Step(sample.slot, first, tokens, len(tokens), plan)
 
     def _span(self, batch: BatchContext, sample: Sample, first: int) -> int:
-        """How many tokens are drafted after position `first`: never beyond its next token's block, nor the limit."""
+        """How many tokens to draft after position `first`: not beyond the next token's block, nor beyond the limit."""
         size = batch.decoding.block_size
         most = min((first + 1) // size * size + size, sample.request.end) - first - 1
         span = self.policy.span
@@ -87,7 +87,7 @@ class Verifying:
         return min(span, most)
 
     def _verify_steps(self, batch: BatchContext, sample: Sample, draft: Draft) -> list[Step]:
-        """The drafted tokens as causal rows. The last of them needs no row if what it predicts is not asked for."""
+        """Runs the drafted tokens as causal rows. The last one is left out if nobody needs what it predicts."""
         block = sample.block
         first, count = block.start + block.known - 1, len(draft.tokens)
         is_carrying = self._carries_next(batch, sample, draft, first + count)
@@ -100,7 +100,7 @@ class Verifying:
         return steps
 
     def _carries_next(self, batch: BatchContext, sample: Sample, draft: Draft, last: int) -> bool:
-        """Whether the draft after position `last` runs in the same forward, on the chance that all before is right."""
+        """Whether the next draft, after position `last`, runs in the same forward, betting that this draft is right."""
         if last + 1 >= sample.request.end or draft.tokens[-1] in batch.decoding.stop_ids:
             return False
         if self.policy.context == "block" and last + 1 == sample.block.start + sample.block.size:
@@ -138,14 +138,14 @@ class Verifying:
         return self._accept(batch, run, proposals)
 
     def _accept(self, batch: BatchContext, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
-        """Keeps the longest beginning of the draft that the causal rows predict, and the token they predict next."""
+        """Keeps drafted tokens up to the first that the causal rows do not predict, and the token they predict next."""
         (turn, *ahead), (written, *drafted) = run, proposals
         draft = self.drafts[turn.sample.index]
         agreed = _agreed(draft.tokens, written.tokens)
         is_whole = agreed == len(draft.tokens)
         draft.agreed, draft.refused = draft.agreed + agreed, draft.refused + (not is_whole)
         draft.verified = turn.step.start + min(agreed + 1, turn.plan.rows)
-        new = written.tokens[: agreed + 1]  # those that agree are the draft's own
+        new = written.tokens[: agreed + 1]  # up to `agreed`, the same as the draft's
         draft.tokens = tuple(drafted[0].tokens.tolist()) if drafted and is_whole else ()
         event = _event(batch, turn, written, rows_between(1, 1 + len(new)))
         _write(batch, turn.sample, new, written.confidence)
@@ -156,7 +156,7 @@ class Verifying:
 
 
 def _plan(batch: BatchContext, kind: Kind, *, rows: int, reads: int) -> StepPlan:
-    """A plan of all layers on `rows` rows, of which the first `reads` are read."""
+    """A plan of all layers on `rows` rows that reads the first `reads`."""
     return whole_plan(
         kind,
         window=rows_between(0, rows),
@@ -167,14 +167,14 @@ def _plan(batch: BatchContext, kind: Kind, *, rows: int, reads: int) -> StepPlan
 
 
 def _agreed(drafted: tuple[int, ...], written: NDArray[np.int64]) -> int:
-    """How many of the first drafted tokens are what the causal rows predict."""
+    """How many drafted tokens match what the causal rows predict, up to the first that differs."""
     count = min(len(drafted), len(written))
     differing = np.flatnonzero(np.array(drafted[:count]) != written[:count])
     return int(differing[0]) if len(differing) else count
 
 
 def _write(batch: BatchContext, sample: Sample, tokens: NDArray[np.int64], confidence: NDArray[np.float64]) -> None:
-    """Puts verified tokens into the block; those that do not fit any more open the next one."""
+    """Puts verified tokens into the block. Tokens that do not fit open the next block."""
     known = sample.block.known
     fitting = min(len(tokens), sample.block.size - known)
     sample.block.confidence[known : known + fitting] = confidence[:fitting]
@@ -191,7 +191,7 @@ def _write(batch: BatchContext, sample: Sample, tokens: NDArray[np.int64], confi
 
 
 def _event(batch: BatchContext, turn: Turn, proposed: Proposals, revealed: Rows) -> StepEvent | None:
-    """What happened, for those who watch: the rows of the step and the one after, whose token may have come of it."""
+    """The event for `on_step`: the rows of the step, and the row after them, whose token the step may predict."""
     if batch.on_step is None:
         return None
     tokens = np.append(turn.step.tokens, batch.decoding.mask_id)
@@ -206,8 +206,8 @@ def _event(batch: BatchContext, turn: Turn, proposed: Proposals, revealed: Rows)
 
 @lru_cache(maxsize=4096)
 def best_span(acceptance: float, forward_rows: float, most: int) -> int:
-    """The span with the most tokens for its cost, a draft and a verification: a forward costs as much as its rows and
-    `forward_rows` more.
+    """The span that gives the most tokens for the cost of a draft and a verification. A forward costs its rows plus
+    `forward_rows`.
     """
 
     def tokens_per_row(span: int) -> float:

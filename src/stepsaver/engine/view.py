@@ -1,4 +1,4 @@
-"""What a rule and a policy may see of a sample before its next step."""
+"""What rules and policies may see of a sample before its next step."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,7 @@ from stepsaver.engine.state import Ages, BlockState, LayerHistory, Reveal, RowHi
 
 @dataclass(frozen=True)
 class StepView:
-    """The state of one block before a step. Arrays are the block's own: read, never write."""
+    """The state of one block before a step. The arrays belong to the block: read them, never write."""
 
     layers: int
     prediction: Prediction
@@ -23,8 +23,8 @@ class StepView:
     tokens: NDArray[np.int64]
     masked: Rows
     sealed: Rows
-    changed: Rows  # whose token differs from the one that their keys and values were computed with, in any layer
-    by_layer: LayerHistory | None  # kept where deltas are
+    changed: Rows  # rows whose token differs from the one their keys and values were computed with, in any layer
+    by_layer: LayerHistory | None  # kept if deltas are kept or steps are checked
     reveals: list[Reveal]
     confidence: NDArray[np.float64]
     history: RowHistory
@@ -65,11 +65,11 @@ class StepView:
 
     @cached_property
     def candidates(self) -> Rows:
-        """The masked rows of the sub-block: those a step may reveal."""
+        """The rows that a step may reveal: the masked rows of the sub-block."""
         return self.sub_block & self.masked & ~self.sealed
 
     def revealed_within(self, steps: int) -> Rows:
-        """Rows that became tokens in the last `steps` steps of the block."""
+        """Rows that were revealed in the last `steps` steps of the block."""
         rows = NO_ROWS
         for reveal in reversed(self.reveals):
             if self.step - reveal.step > steps:

@@ -9,6 +9,7 @@ With `STEPSAVER_KERNELS=plain` the kernels use no instructions that only some pr
 import ctypes
 import hashlib
 import os
+from collections.abc import Sequence
 from ctypes import c_float, c_long, c_void_p
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -20,17 +21,18 @@ from torch import Tensor
 SIGNATURES = {
     "stepsaver_scale_rows": (*[c_void_p] * 4, c_long, c_long, c_float),
     "stepsaver_lay_out": (c_void_p, c_long, c_void_p, c_long, c_long, c_void_p),
-    "stepsaver_multiply": (*[c_void_p] * 4, *[c_long] * 5),
+    "stepsaver_multiply": (*[c_void_p] * 2, c_long, *[c_void_p] * 2, *[c_long] * 5),
     "stepsaver_silu_product": (c_void_p, c_void_p, c_long, c_long),
     "stepsaver_copy_rows": (*[c_void_p] * 3, *[c_long] * 2),
     "stepsaver_mix": (*[c_void_p] * 7, *[c_long] * 6, c_float),
+    "stepsaver_run_layers": (*[c_void_p] * 7, *[c_long] * 4, c_float, c_float),
     "stepsaver_most_likely": (c_void_p, c_void_p, c_long, c_long, c_long),
 }
 
-KINDS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # of numbers that are laid out as halves
-BLOCK = 32  # outputs that lie side by side in a weight of half precision
+KINDS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # of numbers, as the C names them
+BLOCK = 32  # outputs that lie side by side in a weight
 FOLDER = Path(__file__).parent
-SOURCES = ("kernels.c", "rows.h", "multiply.c", "multiply_rows.h", "tiles.c")
+SOURCES = ("kernels.c", "rows.h", "multiply.c", "multiply_rows.h", "layers.c", "parts.h", "tiles.c")
 WITHOUT_TILES = "AVX512_CORE_FP16"  # the most that oneDNN knows below them
 
 
@@ -54,7 +56,8 @@ def _load() -> ctypes.CDLL:
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-    library.stepsaver_multiplies_halves.restype = c_long
+    library.stepsaver_multiplies_blocks.restype = c_long
+    library.stepsaver_run_layers.restype = c_long
     library.stepsaver_tiles_are_broken.restype = c_long
     if library.stepsaver_tiles_are_broken():  # oneDNN reads this when it is first used, which is later
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", WITHOUT_TILES)
@@ -119,9 +122,9 @@ def scale_rows(
     return out
 
 
-def multiplies_halves() -> bool:
-    """Whether there is a multiplication by weights in half precision for this processor."""
-    return _library is not None and bool(_library.stepsaver_multiplies_halves())
+def multiplies_blocks() -> bool:
+    """Whether there is a multiplication by weights that lie in blocks for this processor."""
+    return _library is not None and bool(_library.stepsaver_multiplies_blocks())
 
 
 class Change(NamedTuple):
@@ -148,7 +151,7 @@ def lay_out(rows: Tensor, blocks: Tensor) -> Change:
 
 
 def multiply(x_ND: Tensor, blocks: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Fills `out`, which may be columns of a wider tensor, with the rows times a weight in half precision.
+    """Fills `out`, which may be columns of a wider tensor, with the rows times a weight in half or single precision.
 
     The weight lies in [blocks, inputs, BLOCK]: outputs side by side, zeros after the last one.
     """
@@ -156,7 +159,7 @@ def multiply(x_ND: Tensor, blocks: Tensor, bias: Tensor | None, out: Tensor) -> 
     rows, inputs = x_ND.shape
     outputs = out.shape[1]
     assert x_ND.dtype == out.dtype == torch.float32
-    assert blocks.dtype == torch.float16
+    assert blocks.dtype in (torch.float16, torch.float32)
     assert x_ND.stride(1) == 1 or inputs == 1
     assert out.stride(1) == 1 or outputs == 1
     assert out.shape[0] == rows
@@ -166,6 +169,7 @@ def multiply(x_ND: Tensor, blocks: Tensor, bias: Tensor | None, out: Tensor) -> 
     _library.stepsaver_multiply(
         x_ND.data_ptr(),
         blocks.data_ptr(),
+        KINDS[blocks.dtype],
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         rows,
@@ -256,6 +260,109 @@ def mix(
         0.0 if norms is None else norms.eps,
     )
     return out
+
+
+class Map(NamedTuple):
+    """A weight in blocks, and its bias."""
+
+    blocks: Tensor
+    bias: Tensor | None
+
+
+class LayerMaps(NamedTuple):
+    """What a layer is made of. `columns` are factors that a norm leaves to be multiplied by; None: there are none."""
+
+    qkv: Map
+    output: Map
+    gate_up: Map
+    down: Map
+    attention_columns: Tensor | None
+    mlp_columns: Tensor | None
+    head_norms: Tensor | None  # [2 E]
+
+    @property
+    def maps(self) -> tuple[Map, Map, Map, Map]:
+        return self.qkv, self.output, self.gate_up, self.down
+
+
+class LayerShape(NamedTuple):
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    mlp: int
+    eps: float
+
+
+class LayerStack:
+    """Layers that can run in one call, described as the kernel wants them."""
+
+    def __init__(self, layers: Sequence[LayerMaps], shape: LayerShape) -> None:
+        self.shape = shape
+        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        sizes = ((shape.hidden, width), (shape.heads * shape.head_dim, shape.hidden))
+        sizes = (*sizes, (shape.hidden, 2 * shape.mlp), (shape.mlp, shape.hidden))
+        self.kinds = {each.blocks.dtype for layer in layers for each in layer.maps}
+        assert len(self.kinds) == 1, "all weights are of one kind"
+        for layer in layers:
+            for each, (inputs, outputs) in zip(layer.maps, sizes, strict=True):
+                assert each.blocks.shape == (-(-outputs // BLOCK), inputs, BLOCK)
+                assert each.blocks.is_contiguous()
+                assert each.bias is None or (each.bias.dtype == torch.float32 and each.bias.shape == (outputs,))
+        self._layers = tuple(layers)  # keeps the memory that the addresses are of
+        flat = [[*(part for each in layer.maps for part in each), *layer[4:]] for layer in layers]
+        self.addresses = torch.tensor([[0 if part is None else part.data_ptr() for part in parts] for parts in flat])
+
+
+def run_layers(
+    stack: LayerStack,
+    first: int,
+    last: int,
+    h_ND: Tensor,
+    rotation: Tensor,
+    stored: Tensor,
+    cache_rows: Tensor,
+    segments: Tensor,
+) -> bool:
+    """Runs packed rows, in place, through the layers from `first` to `last` - 1: all parts of all rows.
+
+    `stored` is the cache of all layers; the rest is as `mix` takes it, and every row is in a segment. Returns whether
+    there was memory for it; if not, nothing has changed.
+    """
+    assert _library is not None
+    layers, _, kv_rows, capacity, head_dim = stored.shape
+    rows, hidden = h_ND.shape
+    shape = stack.shape
+    assert h_ND.dtype == rotation.dtype == stored.dtype == torch.float32
+    assert h_ND.is_contiguous()
+    assert rotation.is_contiguous()
+    assert stored.is_contiguous()
+    assert (kv_rows, head_dim, hidden) == (2 * shape.kv_heads, shape.head_dim, shape.hidden)
+    assert 0 <= first < last <= layers == len(stack.addresses)
+    assert rotation.numel() == rows * 2 * head_dim
+    assert cache_rows.dtype == segments.dtype == torch.int64
+    assert cache_rows.shape == (rows,)
+    assert segments.shape[1] == 5
+    assert can_attend(head_dim, 0)
+    kind = KINDS[next(iter(stack.kinds))]
+    described = (c_long * 7)(shape.heads, shape.kv_heads, head_dim, capacity, hidden, shape.mlp, kind)
+    return bool(
+        _library.stepsaver_run_layers(
+            stack.addresses[first].data_ptr(),
+            described,
+            h_ND.data_ptr(),
+            rotation.data_ptr(),
+            stored[first].data_ptr(),
+            cache_rows.data_ptr(),
+            segments.data_ptr(),
+            last - first,
+            rows,
+            len(segments),
+            stored.stride(0),
+            hidden * shape.eps,
+            shape.eps,
+        )
+    )
 
 
 def most_likely(logits_NV: Tensor, mask_id: int) -> Tensor:

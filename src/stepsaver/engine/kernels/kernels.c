@@ -15,10 +15,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "parts.h"
+
 /* of this source, so that nobody uses what was built from another one */
 const char stepsaver_source[] = SOURCE_HASH;
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
 #define LONGEST_CONTEXT 512 /* rows that attention keeps the scores of */
 #define LONGEST_HEAD 256
 const long stepsaver_longest_context = LONGEST_CONTEXT, stepsaver_longest_head = LONGEST_HEAD;
@@ -58,6 +59,19 @@ typedef struct {
     float plain, exponentials;
 } Sums;
 
+/* Keys and values that are read next. They lie in other pages than those of now, across which the processor foresees
+ * nothing. */
+typedef struct {
+    const char *keys, *values;
+    long bytes; /* of each */
+} Fetch;
+
+/* brings one of some equal parts nearer */
+static ALWAYS_INLINE void fetch_part(const char *from, long bytes, long part, long parts) {
+    const long last = bytes * (part + 1) / parts;
+    for (long byte = bytes * part / parts; byte < last; byte += 64) __builtin_prefetch(from + byte, 0, 2);
+}
+
 #define LANES 8
 #define Lanes Lanes8
 #define Mask Mask8
@@ -72,11 +86,13 @@ typedef struct {
     void (*rotate)(float *, const float *, const float *, long, long);
     float (*largest)(const float *, long);
     Sums (*sums_of)(const float *, long, float);
-    void (*attend)(const float *const *, float *const *, long, const float *, const float *, const long *, long, float);
+    void (*attend)(const float *const *, float *const *, long, const float *, const float *, const long *, long, float,
+                   Fetch);
+    void (*pack)(const float *, long, long, float *);
 } RowFunctions;
 
 static const RowFunctions plain = {scale_row_plain, silu_product_row_plain, norm_heads_plain, rotate_row_plain,
-                                   largest_plain,   sums_of_plain,          attend_tile_plain};
+                                   largest_plain,   sums_of_plain,          attend_tile_plain, pack_rows_plain};
 static const RowFunctions *rows_of = &plain, *attends_narrow = &plain; /* heads that do not fill wide vectors */
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
@@ -88,7 +104,7 @@ static const RowFunctions *rows_of = &plain, *attends_narrow = &plain; /* heads 
 #pragma GCC pop_options
 
 static const RowFunctions avx2 = {scale_row_avx2, silu_product_row_avx2, norm_heads_avx2, rotate_row_avx2,
-                                  largest_avx2,   sums_of_avx2,          attend_tile_avx2};
+                                  largest_avx2,   sums_of_avx2,          attend_tile_avx2, pack_rows_avx2};
 
 #undef LANES
 #undef Lanes
@@ -104,7 +120,7 @@ static const RowFunctions avx2 = {scale_row_avx2, silu_product_row_avx2, norm_he
 #pragma GCC pop_options
 
 static const RowFunctions avx512 = {scale_row_avx512, silu_product_row_avx512, norm_heads_avx512, rotate_row_avx512,
-                                    largest_avx512,   sums_of_avx512,          attend_tile_avx512};
+                                    largest_avx512,   sums_of_avx512,          attend_tile_avx512, pack_rows_avx512};
 
 __attribute__((constructor)) static void choose_instructions(void) {
     const char *wanted = getenv("STEPSAVER_KERNELS");
@@ -144,12 +160,6 @@ void stepsaver_copy_rows(const float *x, float *stored, const int64_t *indices, 
         memcpy(stored + indices[row] * width, x + row * width, (size_t)width * sizeof(float));
 }
 
-/* One sample's part of the packed queries: row start sees the first `length` rows of a slot, each row up to stop - 1
- * `growth` more than the one before it. */
-typedef struct {
-    int64_t start, stop, slot, length, growth;
-} Segment;
-
 /* Tiles of a segment's queries with the heads that share a key-value head. */
 static long tiles_of(Segment segment, long group) { return ((segment.stop - segment.start) * group + TILE - 1) / TILE; }
 
@@ -161,72 +171,116 @@ static long threads_at_most(void) {
 #endif
 }
 
+/* The keys of a task; its values lie kv_heads * capacity rows on. */
+static const float *keys_of(const Heads *heads, const float *stored, Segment segment, long kv_head) {
+    return stored + (segment.slot * 2 * heads->kv_heads + kv_head) * heads->capacity * heads->head_dim;
+}
+
+/* What the task after this one reads. */
+static Fetch fetch_of(const Heads *heads, const float *stored, Segment segment, long kv_head) {
+    const float *keys = keys_of(heads, stored, segment, kv_head);
+    const long seen = segment.length + segment.growth * (segment.stop - segment.start - 1);
+    return (Fetch){(const char *)keys, (const char *)(keys + heads->kv_heads * heads->capacity * heads->head_dim),
+                   seen * heads->head_dim * (long)sizeof(float)};
+}
+
 /* Attends the queries from `first` on, at most TILE of them, of a sample's heads that share a key-value head. */
-static void attend_task(const float *queries, float *out, const float *stored, Segment segment, long kv_head, long first,
-                        long query_stride, long heads, long kv_heads, long head_dim, long capacity) {
-    const long rows = segment.stop - segment.start, group = heads / kv_heads;
+static void attend_task(const Heads *heads, const float *queries, long query_stride, float *out, const float *stored,
+                        Segment segment, long kv_head, long first, Fetch next) {
+    const long rows = segment.stop - segment.start, group = heads->heads / heads->kv_heads, width = heads->head_dim;
     const float *of_tile[TILE];
     float *to_tile[TILE];
     long lengths[TILE], count = 0;
     for (long query = first; query < rows * group && count < TILE; query++, count++) {
         const long row = segment.start + query % rows, head = kv_head * group + query / rows;
         lengths[count] = segment.length + segment.growth * (query % rows);
-        of_tile[count] = queries + row * query_stride + head * head_dim;
-        to_tile[count] = out + (row * heads + head) * head_dim;
+        of_tile[count] = queries + row * query_stride + head * width;
+        to_tile[count] = out + (row * heads->heads + head) * width;
     }
-    const float *keys = stored + (segment.slot * 2 * kv_heads + kv_head) * capacity * head_dim;
-    const char *values = (const char *)(keys + kv_heads * capacity * head_dim);
-    const long seen = (segment.length + segment.growth * (rows - 1)) * head_dim * (long)sizeof(float);
-    for (long byte = 0; byte < seen; byte += 64) __builtin_prefetch(values + byte, 0, 2);
-    const RowFunctions *attends = head_dim % 16 ? attends_narrow : rows_of;
-    attends->attend(of_tile, to_tile, count, keys, keys + kv_heads * capacity * head_dim, lengths, head_dim,
-                    1.0f / sqrtf((float)head_dim));
+    const float *keys = keys_of(heads, stored, segment, kv_head);
+    const RowFunctions *attends = width % 16 ? attends_narrow : rows_of;
+    attends->attend(of_tile, to_tile, count, keys, keys + heads->kv_heads * heads->capacity * width, lengths, width,
+                    1.0f / sqrtf((float)width), next);
 }
 
-/* Norms and turns a projected row in place, its queries and its keys if it has any, and puts keys and values where they
- * belong. */
-static void store_row(float *row, const float *rotation, float *stored, const int64_t *index, const float *norms,
-                      float eps, long heads, long kv_heads, long head_dim, long capacity) {
-    const long half = head_dim / 2;
-    if (norms) {
-        rows_of->norm_heads(row, norms, heads, head_dim, eps);
-        if (index) rows_of->norm_heads(row + heads * head_dim, norms + head_dim, kv_heads, head_dim, eps);
+void scale_row(float *x, const float *added, const float *columns, float *out, long width, float floor_squared) {
+    rows_of->scale(x, added, columns, out, width, floor_squared);
+}
+
+void pack_tile(const float *x, long rows, long inputs, float *packed) { rows_of->pack(x, rows, inputs, packed); }
+
+void silu_product_row(const float *gate_up, float *out, long width) {
+    rows_of->silu_product(gate_up, gate_up + width, out, width);
+}
+
+static ALWAYS_INLINE void copy_head(float *restrict to, const float *restrict from, long width) {
+    if (width % 8 == 0) /* without a call: heads are short */
+        for (long i = 0; i < width; i += 8) memcpy(to + i, from + i, 8 * sizeof(float));
+    else
+        memcpy(to, from, (size_t)width * sizeof(float));
+}
+
+void store_row(const Heads *heads, float *row, const float *rotation, float *stored, const int64_t *index) {
+    const long width = heads->head_dim, half = width / 2;
+    if (heads->norms) {
+        rows_of->norm_heads(row, heads->norms, heads->heads, width, heads->eps);
+        if (index) rows_of->norm_heads(row + heads->heads * width, heads->norms + width, heads->kv_heads, width, heads->eps);
     }
-    rows_of->rotate(row, rotation, rotation + head_dim + half, heads + (index ? kv_heads : 0), half);
-    for (long head = 0; index && head < 2 * kv_heads; head++)
-        memcpy(stored + (*index + head * capacity) * head_dim, row + (heads + head) * head_dim,
-               (size_t)head_dim * sizeof(float));
+    rows_of->rotate(row, rotation, rotation + width + half, heads->heads + (index ? heads->kv_heads : 0), half);
+    for (long head = 0; index && head < 2 * heads->kv_heads; head++)
+        copy_head(stored + (*index + head * heads->capacity) * width, row + (heads->heads + head) * width, width);
+}
+
+void list_tasks(const Heads *heads, const Segment *segments, long count, long *firsts) {
+    firsts[0] = 0;
+    for (long i = 0; i < count; i++)
+        firsts[i + 1] = firsts[i] + heads->kv_heads * tiles_of(segments[i], heads->heads / heads->kv_heads);
+}
+
+/* the segment that a task is of */
+static long segment_of(const long *firsts, long count, long task) {
+    long i = 0;
+    for (long last = count - 1; i < last;) {
+        const long middle = (i + last) / 2;
+        if (task < firsts[middle + 1])
+            last = middle;
+        else
+            i = middle + 1;
+    }
+    return i;
+}
+
+void attend_segments(const Heads *heads, const float *queries, long query_stride, float *out, const float *stored,
+                     const Segment *segments, const long *firsts, long count) {
+    const long group = heads->heads / heads->kv_heads;
+    /* tasks that a thread takes at a time: one of few queries is hardly longer than taking it */
+    const long few = 1 + firsts[count] / (32 * threads_at_most());
+#pragma omp for schedule(dynamic, few)
+    for (long task = 0; task < firsts[count]; task++) {
+        const long i = segment_of(firsts, count, task), tiles = tiles_of(segments[i], group), within = task - firsts[i];
+        const long kv_head = within / tiles, tile = within % tiles;
+        const int is_last = kv_head + 1 == heads->kv_heads;
+        Fetch next = {NULL, NULL, 0};
+        if (tile + 1 == tiles && task + 1 < firsts[count])
+            next = fetch_of(heads, stored, segments[is_last ? i + 1 : i], is_last ? 0 : kv_head + 1);
+        attend_task(heads, queries, query_stride, out, stored, segments[i], kv_head, tile * TILE, next);
+    }
 }
 
 void stepsaver_mix(float *projected, float *out, const float *rotation, float *stored, const int64_t *indices,
                    const Segment *segments, const float *norms, long rows, long count, long heads, long kv_heads,
                    long head_dim, long capacity, float eps) {
-    const long group = heads / kv_heads, stride = (heads + (indices ? 2 * kv_heads : 0)) * head_dim;
-    long firsts[count + 1]; /* tasks of the segments before each one */
-    firsts[0] = 0;
-    for (long i = 0; i < count; i++) firsts[i + 1] = firsts[i] + kv_heads * tiles_of(segments[i], group);
-    /* tasks that a thread takes at a time: one of few queries is hardly longer than taking it */
-    const long few = 1 + firsts[count] / (32 * threads_at_most());
+    const Heads shape = {heads, kv_heads, head_dim, capacity, norms, eps};
+    const long stride = (heads + (indices ? 2 * kv_heads : 0)) * head_dim;
+    long firsts[count + 1];
+    list_tasks(&shape, segments, count, firsts);
 #pragma omp parallel if (count > 0 || rows * stride > 4 * MANY)
     {
 #pragma omp for
         for (long row = 0; row < rows; row++)
-            store_row(projected + row * stride, rotation + row * 2 * head_dim, stored, indices ? indices + row : NULL,
-                      norms, eps, heads, kv_heads, head_dim, capacity);
-#pragma omp for schedule(dynamic, few)
-        for (long task = 0; task < firsts[count]; task++) {
-            long i = 0;
-            for (long last = count - 1; i < last;) { /* the segment that the task is of */
-                const long middle = (i + last) / 2;
-                if (task < firsts[middle + 1])
-                    last = middle;
-                else
-                    i = middle + 1;
-            }
-            const long tiles = tiles_of(segments[i], group), within = task - firsts[i];
-            attend_task(projected, out, stored, segments[i], within / tiles, within % tiles * TILE, stride, heads,
-                        kv_heads, head_dim, capacity);
-        }
+            store_row(&shape, projected + row * stride, rotation + row * 2 * head_dim, stored,
+                      indices ? indices + row : NULL);
+        attend_segments(&shape, projected, stride, out, stored, segments, firsts, count);
     }
 }
 

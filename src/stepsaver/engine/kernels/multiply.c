@@ -12,28 +12,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
+#include "parts.h"
+
 #define BLOCK 32 /* outputs: 16-bit numbers of a cache line */
 #define LINE 64  /* bytes */
 #define STRETCH 144 /* inputs, at most, that are summed up by themselves: their weights stay in the first cache, and a
                      * shorter sum is rounded less */
 #define MOST_ROWS_AVX2 6 /* whose sums, and what is multiplied, fill the registers */
-#define MOST_ROWS_AVX512 14
+#define MOST_ROWS_AVX512 MOST_TILE
 #define MOST_PASSES 20 /* over a stretch, some rows each: their sums stay in the second cache */
 #define WIDE_PASSES 4 /* from which on a stretch is widened once, for all of them */
 #define PIECE 64      /* inputs that are packed at once */
 
 const long stepsaver_block = BLOCK;
 
-/* Some rows times a stretch of a block. Rows lie side by side, input after input. The sums, BLOCK per row, are added to
- * those before. Meanwhile lines are fetched, one after another, `fetch_step` bytes per input. */
+/* Some rows times a stretch of a block. Rows lie side by side, input after input. What was before, unless that is NULL,
+ * is added to the sums, BLOCK per row. Meanwhile lines are fetched, one after another, `fetch_step` bytes per input. */
 typedef struct {
     const float *x;
     const uint16_t *halves;
-    const float *floats; /* the same weights, if they were widened before */
+    const float *floats; /* the same weights, if they are kept so or were widened before */
+    const float *before;
     float *sums;
     const char *fetch;
-    long inputs, fetch_step;
+    long inputs, fetch_step, before_apart, sums_apart;
 } Stretch;
 
 typedef void (*MultiplyRows)(Stretch, long rows);
@@ -169,21 +171,20 @@ void stepsaver_lay_out(const void *rows, long kind, uint16_t *blocks, long count
     found[0] = rounded, found[1] = is_worse, found[2] = squared_error, found[3] = squared_size;
 }
 
-long stepsaver_multiplies_halves(void) { return multiply_rows != NULL; }
+long stepsaver_multiplies_blocks(void) { return multiply_rows != NULL; }
 
 /* How a product is cut up: into passes of about as many rows each, and into stretches of about as many inputs each,
  * whatever the rows are. */
 typedef struct {
+    Map map;
     const float *x; /* packed: pass after pass, in each one input after another, the pass's rows side by side */
-    const uint16_t *weights;
-    const float *bias;
     float *out;
-    long rows, inputs, outputs, outputs_apart, together, stretches;
+    long rows, outputs_apart, together, stretches;
 } Product;
 
 static ALWAYS_INLINE long least(long a, long b) { return a < b ? a : b; }
 
-static ALWAYS_INLINE long stretch_start(const Product *p, long stretch) { return p->inputs * stretch / p->stretches; }
+static ALWAYS_INLINE long stretch_start(const Product *p, long stretch) { return p->map.inputs * stretch / p->stretches; }
 
 /* some inputs of the rows of a pass, side by side */
 static void pack_piece(const float *x, long apart, long rows, long inputs, float *packed) {
@@ -194,35 +195,40 @@ static void pack_piece(const float *x, long apart, long rows, long inputs, float
 /* The rows of some passes times one block. While they multiply a stretch, the next one comes from memory; after the last
  * stretch that is the first one of `next`. */
 static void multiply_block(const Product *p, long first, long rows, long block, long next) {
-    float sums[MOST_PASSES * MOST_ROWS_AVX512 * BLOCK], widened[STRETCH * BLOCK];
-    const uint16_t *weights = p->weights + block * BLOCK * p->inputs;
-    const long passes = (rows + p->together - 1) / p->together, width = least(BLOCK, p->outputs - block * BLOCK);
-    memset(sums, 0, (size_t)(rows * BLOCK) * sizeof *sums);
-    if (p->bias)
-        for (long row = 0; row < rows; row++)
-            memcpy(sums + row * BLOCK, p->bias + block * BLOCK, (size_t)width * sizeof *sums);
+    float own[MOST_PASSES * MOST_ROWS_AVX512 * BLOCK], widened[STRETCH * BLOCK], padded[BLOCK];
+    const Map *map = &p->map;
+    const char *weights = map->floats ? (const char *)map->floats : (const char *)map->halves;
+    const long bytes = BLOCK * (long)(map->floats ? sizeof(float) : sizeof(uint16_t)); /* of an input's weights */
+    const long passes = (rows + p->together - 1) / p->together, width = least(BLOCK, map->outputs - block * BLOCK);
+    const int is_whole = width == BLOCK; /* then sums go where they belong at once */
+    float *result = p->out + first * p->outputs_apart + block * BLOCK, *sums = is_whole ? result : own;
+    const long sums_apart = is_whole ? p->outputs_apart : BLOCK;
+    const float *bias = map->bias ? map->bias + block * BLOCK : NULL;
+    if (bias && !is_whole) bias = memcpy(memset(padded, 0, sizeof padded), bias, (size_t)width * sizeof *bias);
     for (long stretch = 0; stretch < p->stretches; stretch++) {
         const long start = stretch_start(p, stretch), inputs = stretch_start(p, stretch + 1) - start;
-        const uint16_t *halves = weights + start * BLOCK;
-        const char *following = (const char *)(stretch + 1 < p->stretches ? halves + inputs * BLOCK
-                                                                           : p->weights + next * BLOCK * p->inputs);
-        const int is_widened = passes >= WIDE_PASSES;
-        if (is_widened) widen_stretch(halves, widened, inputs);
+        const char *here = weights + (block * map->inputs + start) * bytes;
+        const char *following =
+            stretch + 1 < p->stretches ? here + inputs * bytes : weights + next * map->inputs * bytes;
+        const int is_widened = !map->floats && passes >= WIDE_PASSES;
+        if (is_widened) widen_stretch((const uint16_t *)here, widened, inputs);
         for (long pass = 0; pass < passes; pass++) {
             const long row = pass * p->together, some = least(p->together, rows - row);
-            const Stretch each = {.x = p->x + (first + row) * p->inputs + start * some,
-                                  .halves = halves,
-                                  .floats = is_widened ? widened : NULL,
-                                  .sums = sums + row * BLOCK,
-                                  .fetch = following + inputs * LINE * pass / passes,
+            const Stretch each = {.x = p->x + (first + row) * map->inputs + start * some,
+                                  .halves = (const uint16_t *)here,
+                                  .floats = map->floats ? (const float *)here : is_widened ? widened : NULL,
+                                  .before = stretch ? sums + row * sums_apart : bias,
+                                  .sums = sums + row * sums_apart,
+                                  .fetch = following + inputs * bytes * pass / passes,
                                   .inputs = inputs,
-                                  .fetch_step = (LINE + passes - 1) / passes};
+                                  .fetch_step = (bytes + passes - 1) / passes,
+                                  .before_apart = stretch ? sums_apart : 0,
+                                  .sums_apart = sums_apart};
             multiply_rows(each, some);
         }
     }
-    for (long row = 0; row < rows; row++)
-        memcpy(p->out + (first + row) * p->outputs_apart + block * BLOCK, sums + row * BLOCK,
-               (size_t)width * sizeof *sums);
+    for (long row = 0; !is_whole && row < rows; row++)
+        memcpy(result + row * p->outputs_apart, sums + row * BLOCK, (size_t)width * sizeof *sums);
 }
 
 /* Each thread takes the next block that nobody has, one ahead, so that it knows what to fetch. */
@@ -237,26 +243,25 @@ static void multiply_blocks(const Product *p, long blocks, long *taken) {
     }
 }
 
-void stepsaver_multiply(const float *x, const uint16_t *weights, const float *bias, float *out, long rows, long inputs,
-                        long outputs, long inputs_apart, long outputs_apart) {
-    const long blocks = (outputs + BLOCK - 1) / BLOCK, passes = (rows + most_rows - 1) / most_rows;
+static long stretches_of(long inputs) { return (inputs + STRETCH - 1) / STRETCH; }
+
+static long blocks_of(const Map *map) { return (map->outputs + BLOCK - 1) / BLOCK; }
+
+static void multiply(const Map *map, const float *x, float *out, long rows, long inputs_apart, long outputs_apart) {
+    const long inputs = map->inputs, blocks = blocks_of(map), passes = (rows + most_rows - 1) / most_rows;
     float *packed = rows > 1 ? malloc((size_t)(rows * inputs) * sizeof *packed) : NULL;
     if (rows > 1 && !packed) { /* a single row needs no packing */
         for (long row = 0; row < rows; row++)
-            stepsaver_multiply(x + row * inputs_apart, weights, bias, out + row * outputs_apart, 1, inputs, outputs,
-                               inputs_apart, outputs_apart);
+            multiply(map, x + row * inputs_apart, out + row * outputs_apart, 1, inputs_apart, outputs_apart);
         return;
     }
-    const Product product = {.x = packed ? packed : x,
-                             .weights = weights,
-                             .bias = bias,
+    const Product product = {.map = *map,
+                             .x = packed ? packed : x,
                              .out = out,
                              .rows = rows,
-                             .inputs = inputs,
-                             .outputs = outputs,
                              .outputs_apart = outputs_apart,
                              .together = passes ? (rows + passes - 1) / passes : 1,
-                             .stretches = (inputs + STRETCH - 1) / STRETCH};
+                             .stretches = stretches_of(inputs)};
     const long together = product.together;
     long taken = 0;
 #pragma omp parallel if (blocks > 1)
@@ -273,4 +278,26 @@ void stepsaver_multiply(const float *x, const uint16_t *weights, const float *bi
         multiply_blocks(&product, blocks, &taken);
     }
     free(packed);
+}
+
+/* `kind` 0: weights are halves, 2: floats */
+void stepsaver_multiply(const float *x, const void *weights, long kind, const float *bias, float *out, long rows,
+                        long inputs, long outputs, long inputs_apart, long outputs_apart) {
+    const Map map = {kind == 0 ? weights : NULL, kind == 2 ? weights : NULL, bias, inputs, outputs};
+    multiply(&map, x, out, rows, inputs_apart, outputs_apart);
+}
+
+long most_rows_of_tile(void) { return most_rows; }
+
+void multiply_tile(const Map *map, const float *packed, long rows, float *out) {
+    const Product product = {.map = *map,
+                             .x = packed,
+                             .out = out,
+                             .rows = rows,
+                             .outputs_apart = map->outputs,
+                             .together = rows,
+                             .stretches = stretches_of(map->inputs)};
+    const long blocks = blocks_of(map);
+    for (long block = 0; block < blocks; block++)
+        multiply_block(&product, 0, rows, block, block + 1 < blocks ? block + 1 : block);
 }

@@ -38,10 +38,12 @@ static ALWAYS_INLINE void OF(columns)(Stretch s, const long column, const int ro
     }
 #pragma GCC unroll 14
     for (int i = 0; i < rows; i++) {
-        low[i] += OF(loaded)(s.sums + i * BLOCK + column);
-        high[i] += OF(loaded)(s.sums + i * BLOCK + column + LANES);
-        memcpy(s.sums + i * BLOCK + column, &low[i], sizeof low[i]);
-        memcpy(s.sums + i * BLOCK + column + LANES, &high[i], sizeof high[i]);
+        if (s.before) {
+            low[i] += OF(loaded)(s.before + i * s.before_apart + column);
+            high[i] += OF(loaded)(s.before + i * s.before_apart + column + LANES);
+        }
+        memcpy(s.sums + i * s.sums_apart + column, &low[i], sizeof low[i]);
+        memcpy(s.sums + i * s.sums_apart + column + LANES, &high[i], sizeof high[i]);
     }
 }
 

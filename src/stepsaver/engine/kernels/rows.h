@@ -113,19 +113,32 @@ static void OF(norm_heads)(float *restrict x, const float *restrict weight, long
 
 static void OF(rotate_row)(float *restrict x, const float *restrict cosines, const float *restrict sines, long heads,
                        long half) {
-    for (long head = 0; head < heads; head++, x += 2 * half)
-        for (long i = 0; i < half; i++) {
+    const long even = half / 8 * 8;
+    for (long head = 0; head < heads; head++, x += 2 * half) {
+        for (long i = 0; i < even; i += 8) {
+            Lanes8 a, b, cosine, sine;
+            memcpy(&a, x + i, sizeof a);
+            memcpy(&b, x + i + half, sizeof b);
+            memcpy(&cosine, cosines + i, sizeof cosine);
+            memcpy(&sine, sines + i, sizeof sine);
+            const Lanes8 first = a * cosine - b * sine, second = b * cosine + a * sine;
+            memcpy(x + i, &first, sizeof first);
+            memcpy(x + i + half, &second, sizeof second);
+        }
+        for (long i = even; i < half; i++) {
             const float a = x[i], b = x[i + half];
             x[i] = a * cosines[i] - b * sines[i];
             x[i + half] = b * cosines[i] + a * sines[i];
         }
+    }
 }
 
-/* Transposes LANES x LANES numbers, whose rows lie `stride` apart; the columns go to rows CHUNK apart. */
-static ALWAYS_INLINE void OF(transpose)(const float *from, long stride, float *to) {
+/* Transposes LANES columns of some rows, which lie `stride` apart. The columns become rows `to_apart` apart, each filled
+ * up with repeats of its last number to LANES of them. They are written in their order. */
+static ALWAYS_INLINE void OF(transpose)(const float *from, long stride, long count, float *to, long to_apart) {
 #if LANES == 16
     Lanes rows[16], mixed[16]; /* every round puts the numbers of two rows eight apart in turn: four make columns */
-    UNROLLED for (int i = 0; i < 16; i++) rows[i] = OF(load)(from + i * stride);
+    UNROLLED for (int i = 0; i < 16; i++) rows[i] = OF(load)(from + (i < count ? i : count - 1) * stride);
     UNROLLED for (int round = 0; round < 4; round++) {
         UNROLLED for (int i = 0; i < 8; i++) {
             mixed[2 * i] = SHUFFLE(rows[i], rows[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -134,10 +147,10 @@ static ALWAYS_INLINE void OF(transpose)(const float *from, long stride, float *t
         }
         UNROLLED for (int i = 0; i < 16; i++) rows[i] = mixed[i];
     }
-    UNROLLED for (int i = 0; i < 16; i++) OF(store)(to + i * CHUNK, rows[i]);
+    UNROLLED for (int i = 0; i < 16; i++) OF(store)(to + i * to_apart, rows[i]);
 #else
     Lanes r[8], pairs[8], fours[8];
-    UNROLLED for (int i = 0; i < 8; i++) r[i] = OF(load)(from + i * stride);
+    UNROLLED for (int i = 0; i < 8; i++) r[i] = OF(load)(from + (i < count ? i : count - 1) * stride);
     UNROLLED for (int i = 0; i < 8; i += 2) {
         pairs[i] = SHUFFLE(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
         pairs[i + 1] = SHUFFLE(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
@@ -147,11 +160,20 @@ static ALWAYS_INLINE void OF(transpose)(const float *from, long stride, float *t
             fours[i + 2 * j] = SHUFFLE(pairs[i + j], pairs[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
             fours[i + 2 * j + 1] = SHUFFLE(pairs[i + j], pairs[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
-    UNROLLED for (int i = 0; i < 4; i++) {
-        OF(store)(to + i * CHUNK, SHUFFLE(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
-        OF(store)(to + (i + 4) * CHUNK, SHUFFLE(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
-    }
+    UNROLLED for (int i = 0; i < 4; i++)
+        OF(store)(to + i * to_apart, SHUFFLE(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+    UNROLLED for (int i = 0; i < 4; i++)
+        OF(store)(to + (i + 4) * to_apart, SHUFFLE(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
 #endif
+}
+
+/* Rows side by side, input after input. What is written beyond the rows of an input, the next one overwrites. */
+static void OF(pack_rows)(const float *x, long rows, long inputs, float *packed) {
+    long e = 0;
+    if (rows <= LANES)
+        for (; e + LANES <= inputs; e += LANES) OF(transpose)(x + e, inputs, rows, packed + e * rows, rows);
+    for (; e < inputs; e++)
+        for (long i = 0; i < rows; i++) packed[e * rows + i] = x[i * inputs + e];
 }
 
 /* The products of some queries with a chunk of keys, which lie transposed; a row of `scores` is one query's. */
@@ -232,22 +254,24 @@ static ALWAYS_INLINE void OF(blend)(const float *shares, const float *sums, floa
 /* Softmax attention of some queries over the first keys and values of a slot, which are read as they lie in the cache.
  * Keys, then columns of the values, are the lanes of vectors; up to TOGETHER queries share what is loaded. Each query
  * sees as many rows as its length says, and its result does not depend on the other queries, nor on how many there are.
- */
+ * Meanwhile the keys and values of the next task are fetched. */
 static void OF(attend_tile)(const float *const *queries, float *const *outs, long count, const float *keys,
-                            const float *values, const long *lengths, long head_dim, float scale) {
+                            const float *values, const long *lengths, long head_dim, float scale, Fetch next) {
     float scores[TILE * LONGEST_CONTEXT], transposed[LONGEST_HEAD * CHUNK], last[LONGEST_HEAD * CHUNK], sums[TILE];
     long length = 0;
     for (long i = 0; i < count; i++) length = lengths[i] > length ? lengths[i] : length;
     const long groups = (count + TOGETHER - 1) / TOGETHER, together = (count + groups - 1) / groups;
+    const long chunks = (length + CHUNK - 1) / CHUNK;
     for (long l = 0; l < length; l += CHUNK) {
         const float *chunk = keys + l * head_dim;
+        fetch_part(next.keys, next.bytes, l / CHUNK, chunks);
         if (length - l < CHUNK) {
             memset(last, 0, (size_t)(CHUNK * head_dim) * sizeof(float));
             chunk = memcpy(last, chunk, (size_t)((length - l) * head_dim) * sizeof(float));
         }
         for (long half = 0; half < CHUNK; half += LANES)
             for (long e = 0; e < head_dim; e += LANES)
-                OF(transpose)(chunk + half * head_dim + e, head_dim, transposed + e * CHUNK + half);
+                OF(transpose)(chunk + half * head_dim + e, head_dim, LANES, transposed + e * CHUNK + half, CHUNK);
         for (long i = 0; i < count; i += together) {
             float *to = scores + i * LONGEST_CONTEXT + l;
             FOR_COUNT(count - i < together ? count - i : together, OF(score), queries + i, to, transposed, head_dim)
@@ -255,6 +279,7 @@ static void OF(attend_tile)(const float *const *queries, float *const *outs, lon
     }
     for (long i = 0; i < count; i++) {
         float *of_query = scores + i * LONGEST_CONTEXT;
+        fetch_part(next.values, next.bytes, i, count);
         const long vectors = (lengths[i] + LANES - 1) / LANES * LANES;
         for (long l = lengths[i]; l < vectors; l++) of_query[l] = -FLT_MAX;
         sums[i] = OF(exponentiate)(of_query, vectors, scale);

@@ -1,1 +1,1 @@
-"""Decoder-only transformers of the Llama family: one file per architecture, one network for all of them."""
+"""Decoder-only transformers of the Llama family: one file per architecture, one network for all."""

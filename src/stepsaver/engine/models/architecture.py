@@ -1,4 +1,4 @@
-"""The registry of architectures: what a checkpoint's `architectures` entry means for the one network we have."""
+"""The registry of architectures: what a checkpoint's `architectures` entry means for our one network."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ GROUP = "stepsaver.architectures"
 
 @dataclass(frozen=True)
 class Architecture:
-    """How checkpoints of one architecture differ from each other and from the rest of the family."""
+    """How checkpoints of one architecture differ from the rest of the family, and among each other."""
 
     name: str  # the entry of `architectures` in config.json
-    attention_bias: bool | None  # whether q, k and v have a bias; None: config.json says so (`attention_bias`)
-    output_bias: bool  # whether the attention's output projection has a bias where q, k and v have one
-    mask_id: int | None  # the family's mask token where neither config nor tokenizer name one
-    block_size: int | None  # where config.json names none; None: it differs from checkpoint to checkpoint
+    attention_bias: bool | None  # whether q, k and v have a bias; None: config.json decides (`attention_bias`)
+    output_bias: bool  # whether the attention's output projection has a bias too if q, k and v have one
+    mask_id: int | None  # the mask token if neither config nor tokenizer names one
+    block_size: int | None  # if config.json names none; None: it differs from checkpoint to checkpoint
     predicts: Predicts = "next"  # what the logits of a row predict: the token after it, or its own
     head_norms: bool = False  # whether each head's queries and keys are normed before they are rotated
-    sub_block_size: int | None = None  # rows of a block that are decoded at a time; None: all of them
+    sub_block_size: int | None = None  # rows of a block that are decoded together; None: all
 
     def qkv_bias(self, config: Mapping[str, Any]) -> bool:
         return bool(config.get("attention_bias", False)) if self.attention_bias is None else self.attention_bias
 
 
 def architectures() -> dict[str, Architecture]:
-    """Every architecture that has a file in this folder or is another package's entry point, by name."""
+    """All architectures by name: the files of this folder, and other packages' entry points."""
     return _own() | {name: _plugin(name) for name in sorted(plugin_names(GROUP))}
 
 

@@ -14,7 +14,7 @@ from stepsaver.engine.prediction import Predicts
 
 MOST_BLOCK_ROWS = 4096  # known models have up to 64
 TOKEN = Whole(0, 1 << 24)
-# Every field of config.json that is read. The ranges end well above the largest models there are.
+# Every field of config.json that we read. The ranges end well above the largest existing models.
 FIELDS: dict[str, Field] = {
     "architectures": Many(Word()),
     "hidden_act": Word(),
@@ -64,7 +64,7 @@ class ModelConfig:
     mlp_bias: bool = False
     head_norms: bool = False
     predicts: Predicts = "next"
-    block_size: int | None = None  # None: whoever decodes has to say it
+    block_size: int | None = None  # None: the caller has to give it
     mask_id: int | None = None
     stop_ids: tuple[int, ...] = ()
     bos_id: int | None = None
@@ -72,7 +72,7 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The checkpoint's configuration. Special ids that it leaves open are None or empty; the caller may set them."""
+    """The checkpoint's configuration. Special ids that it does not name are None or empty; the caller may set them."""
     if not folder.is_dir():
         raise UsageError(f"no model folder at {folder}")
     config = read_json(folder / "config.json", required=True)
@@ -121,7 +121,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Mo
 
 
 def _architecture(given: Mapping[str, Any]) -> Architecture:
-    """The architecture, if all that sets its checkpoints apart is something that the network has."""
+    """The architecture. Refuses a checkpoint that needs something the network does not have."""
     names = given.get("architectures", [])
     if len(names) != 1:
         raise UsageError(f"architectures is {shown(names)}, expected exactly one name")
@@ -155,7 +155,7 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    """An object from one of a checkpoint's files; an empty one if the file is not there and need not be."""
+    """The JSON object in one of a checkpoint's files; an empty one if the file is missing and not required."""
     if not path.exists():
         if required:
             raise UsageError(f"{path.parent} has no {path.name}")

@@ -1,6 +1,6 @@
-"""The kinds of values that stand in a checkpoint's JSON files, each with its range: nothing is taken on trust.
+"""The kinds of values in a checkpoint's JSON files, each with its range: nothing is taken on trust.
 
-A table of fields is the schema of a file. `null` counts as left out, as checkpoints write it.
+A table of fields is the schema of a file. `null` counts as missing, as checkpoints use it.
 """
 
 import math
@@ -12,7 +12,7 @@ from stepsaver.engine.errors import UsageError, shown
 
 
 class Field(Protocol):
-    """What a value has to be: `means` says it in words, `holds` whether it is."""
+    """What a value has to be: `means` says it in words, `holds` checks it."""
 
     @property
     def means(self) -> str: ...
@@ -66,7 +66,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Entries:
-    """An object; what it holds has a table of its own."""
+    """An object. Its content has its own table."""
 
     means: str = "an object"
 
@@ -76,7 +76,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class OneOrMany:
-    """A value, or a list of such."""
+    """A value, or a list of such values."""
 
     each: Field
 
@@ -101,7 +101,7 @@ class Many:
 
 
 def read_fields(content: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:
-    """The fields of the table that are there and not null, checked. Others are not ours to judge."""
+    """The fields of the table that are present and not null, checked. Other fields are ignored."""
     found = {name: content[name] for name in table if content.get(name) is not None}
     for name, value in found.items():
         if not table[name].holds(value):

@@ -1,8 +1,8 @@
-"""How a weight lies in memory, and how rows are multiplied by it. A weight is there once, whatever its layout.
+"""Layouts of a weight in memory, and how rows are multiplied by it. Each weight is kept once, in one layout.
 
-`Plain` is what torch multiplies as it is: other precisions than float32, and small weights. `Packed` is oneDNN's layout
-of float32. `Halves` keeps 16 bits for a number that float16 holds, and multiplies in float32 arithmetic by a kernel of
-our own (docs/speed.md has the figures).
+`Plain` is what torch multiplies as it is: small weights, and all precisions but float32. `Packed` is oneDNN's layout of
+float32. `Halves` keeps numbers in 16 bits where float16 holds them, and multiplies in float32 arithmetic with our own
+kernel (docs/speed.md has the figures).
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from stepsaver.engine.models.weight_memory import give_back, take_halves
 
 Slice = tuple[int, int]  # rows of the weight, which are columns of the result
 
-ROWS_HINT = 32  # the number of rows that oneDNN's packing is told to expect: a block
-NEGLIGIBLE = 2.0**-19  # of a weight's size: a thousandth of what bfloat16 itself rounds off
+ROWS_HINT = 32  # oneDNN's packing is told to expect this many rows: a block
+NEGLIGIBLE = 2.0**-19  # of a weight's size: a thousandth of bfloat16's own rounding
 
 
 class Layout(Protocol):
@@ -35,12 +35,12 @@ def _has_packing() -> bool:
     )
 
 
-# with its overload named, a call saves the search for it: 13 us between other work
+# naming the overload saves the search for it: 13 us per call between other work
 _multiply_packed = torch.ops.mkldnn._linear_pointwise.default if _has_packing() else None
 
 
 def can_pack() -> bool:
-    """Whether oneDNN packs weights here."""
+    """Whether oneDNN can pack weights on this machine."""
     return _multiply_packed is not None
 
 
@@ -58,7 +58,7 @@ def _of(bias: Tensor | None, rows: Slice) -> Tensor | None:
 
 
 class Plain:
-    """A weight as torch multiplies it."""
+    """A weight in torch's usual layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) -> None:
         whole = (0, weight.shape[0])
@@ -69,9 +69,9 @@ class Plain:
 
 
 class Packed:
-    """A float32 weight in oneDNN's layout, which cannot be cut: a slice is cut from the product of the whole.
+    """A float32 weight in oneDNN's layout. It cannot be sliced, so the product of the whole weight is sliced instead.
 
-    Slices packed apart would be a second copy, or two calls where all rows are asked for, as in almost every layer.
+    Packing slices separately would take a second copy, or two calls when all rows are needed, as in almost every layer.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) -> None:
@@ -89,13 +89,11 @@ class Piece(NamedTuple):
     columns: slice  # of the result
 
 
-class Halves:
-    """A weight in 16 bits, [blocks, inputs, BLOCK]. A slice is some of its blocks; one that begins within a block has
-    blocks of its own.
-    """
+class Blocks:
+    """A weight in [blocks, inputs, BLOCK], multiplied by our own kernel. Every slice begins a new block."""
 
-    def __init__(self, blocks: Tensor, bias: Tensor | None, borders: Sequence[int], rounded: int) -> None:
-        self.blocks, self.rounded = blocks, rounded
+    def __init__(self, blocks: Tensor, bias: Tensor | None, borders: Sequence[int]) -> None:
+        self.blocks = blocks
         self.by_rows: dict[Slice, tuple[Piece, ...]] = {}
         starts = dict(zip(borders, _first_blocks(borders), strict=True))
         pieces = []
@@ -106,6 +104,7 @@ class Halves:
         if all(border % kernels.BLOCK == 0 for border in borders[1:-1]):  # the usual case: one call for all of them
             pieces = [Piece(blocks, bias, slice(0, borders[-1]))]
         self.by_rows[0, borders[-1]] = tuple(pieces)
+        self.map = kernels.Map(blocks, bias) if len(pieces) == 1 else None  # the whole weight, if its blocks follow one another
 
     def project(self, x: Tensor, rows: Slice) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
@@ -118,14 +117,42 @@ class Halves:
                 kernels.multiply(flat, blocks, bias, out[:, columns])
         return out.view(*x.shape[:-1], out.shape[1])
 
+
+class Floats(Blocks):
+    """A float32 weight in blocks. For small weights, which stay in the processor's caches."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) -> None:
+        borders = _borders(weight, slices)
+        firsts = _first_blocks(borders)
+        rows = weight.new_zeros(firsts[-1] * kernels.BLOCK, weight.shape[1])
+        for (start, stop), first in zip(pairwise(borders), firsts, strict=False):
+            rows[first * kernels.BLOCK :][: stop - start] = weight[start:stop]
+        blocks = rows.view(firsts[-1], kernels.BLOCK, -1).transpose(1, 2).contiguous()
+        super().__init__(blocks, bias, borders)
+
+
+class Halves(Blocks):
+    """A weight in 16 bits."""
+
+    def __init__(self, blocks: Tensor, bias: Tensor | None, borders: Sequence[int], rounded: int) -> None:
+        super().__init__(blocks, bias, borders)
+        self.rounded = rounded
+
     def look_up(self, rows: Tensor) -> Tensor:
-        """Some rows of the weight, in float32: what an embedding gives."""
+        """Some rows of the weight, in float32, as an embedding returns them."""
         assert len(self.by_rows) == 1, "slices may have blocks of their own"
         return self.blocks[rows // kernels.BLOCK, :, rows % kernels.BLOCK].float()
 
 
+def _borders(weight: Tensor, slices: Sequence[Slice]) -> list[int]:
+    """Where slices that make up a weight begin, and its end."""
+    borders = [0, *(stop for _, stop in slices or ((0, weight.shape[0]),))]
+    assert borders[-1] == weight.shape[0], "slices follow one another and are the whole"
+    return borders
+
+
 def _first_blocks(borders: Sequence[int]) -> list[int]:
-    """The blocks that the slices between the borders begin with; the last is their number."""
+    """The first block of each slice between the borders, and at the end the number of blocks."""
     firsts = [0]
     for start, stop in pairwise(borders):
         firsts.append(firsts[-1] + (stop - start + kernels.BLOCK - 1) // kernels.BLOCK)
@@ -133,13 +160,11 @@ def _first_blocks(borders: Sequence[int]) -> list[int]:
 
 
 def keep_halves(weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) -> Halves | None:
-    """The weight in 16 bits, if float16 holds it: all numbers exactly, but for ones below 8e-6 of a bfloat16 weight.
+    """The weight in 16 bits, if float16 holds it: all numbers exactly, except those below 8e-6 of a bfloat16 weight.
 
-    Those may be off by 3e-8, if all in all that is negligible. None: float16 does not hold it.
+    Those may be off by 3e-8 if the total error is negligible. None: float16 does not hold the weight.
     """
-    whole = (0, weight.shape[0])
-    borders = [0, *(stop for _, stop in slices or (whole,))]
-    assert borders[-1] == weight.shape[0], "slices follow one another and are the whole"
+    borders = _borders(weight, slices)
     firsts = _first_blocks(borders)
     blocks = take_halves(firsts[-1], weight.shape[1], kernels.BLOCK)
     rounded, error, size = 0, 0.0, 0.0

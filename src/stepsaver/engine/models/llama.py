@@ -1,4 +1,4 @@
-"""Llama 2 and 3 and what shares their format (SmolLM, TinyLlama): autoregressive, blocks of one row."""
+"""Llama 2 and 3 and models of the same format (SmolLM, TinyLlama): autoregressive, blocks of one row."""
 
 from stepsaver.engine.models.architecture import Architecture
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders: reading one into the network and writing one. Safetensors only; no checkpoint's code runs."""
+"""Reads checkpoint folders into the network, and writes them. Safetensors only; no code of a checkpoint is run."""
 
 import ctypes
 import sys
@@ -19,7 +19,7 @@ from stepsaver.engine.models.linear import Linear, check_weights
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.tiles import require_working_tiles
 
-# Our modules and the checkpoint's modules whose rows they stack.
+# Our fused modules, and the checkpoint's modules whose rows they stack.
 LAYER_MODULES = {
     "attention.norm": ("input_layernorm",),
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -35,7 +35,7 @@ IGNORED_ENDINGS = ("rotary_emb.inv_freq",)  # buffers of old exports, computed h
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of the checkpoint and the rows of our parameter that it fills."""
+    """A tensor of the checkpoint, and the rows of our parameter that it fills."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,17 +43,17 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(model: Transformer) -> dict[str, tuple[StoredTensor, ...]]:
-    """For each parameter of the network, the checkpoint's tensors that it is made of."""
+    """For each parameter of the network, the tensors of the checkpoint that make it up."""
     return {name: tuple(_stored(name, p.shape, model.config)) for name, p in model.named_parameters()}
 
 
 def load_model(
     folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", weights: Weights = WEIGHTS
 ) -> Transformer:
-    """The network with the folder's weights. Names and shapes are checked before a weight is read.
+    """The network with the folder's weights. Names and shapes are checked before any weight is read.
 
-    Section by section, each tensor is read, laid out as the network wants it, and let go: at no time is the checkpoint
-    there twice. The head comes before the layers, because it is the largest and needs most beside it.
+    Section by section, each tensor is read, brought into the network's layout, and released, so the checkpoint is never
+    in memory twice. The head comes before the layers: it is the largest, and needs the most extra memory.
     """
     device = torch.device(device)
     check_weights(weights, dtype, device)
@@ -66,7 +66,7 @@ def load_model(
     _check(folder, files, wanted, tied=model.config.tied)
 
     def numbers(name: str, _: Tensor) -> Tensor:
-        # opened anew for every tensor: a file's mapping counts as memory as long as somebody holds it
+        # opened again for every tensor: a file's mapping counts as memory as long as it is held
         stored = [_open(files[each.name]).get_tensor(each.name) for each in wanted[name]]
         return stored[0] if len(stored) == 1 else torch.cat(stored)
 
@@ -75,7 +75,7 @@ def load_model(
 
 
 def save_weights(model: Transformer, path: Path, *, dtype: torch.dtype) -> None:
-    """Writes the weights under the checkpoint format's names: beside first, then renamed."""
+    """Writes the weights under the checkpoint format's names: to a temporary file first, which is then renamed."""
     wanted = stored_tensors(model)
     tensors = {
         stored.name: parameter.detach()[stored.rows].to("cpu", dtype).clone()
@@ -96,8 +96,8 @@ def random_model(
     weights: Weights = WEIGHTS,
     stored: torch.dtype = torch.float32,
 ) -> Transformer:
-    """A model of the given shape with random weights, for speed measurements and tests: numbers as a checkpoint of
-    precision `stored` would have them, made section by section.
+    """A model of the given shape with random weights, for speed measurements and tests. The numbers are what a
+    checkpoint of precision `stored` could hold. They are made section by section.
     """
     device = torch.device(device)
     check_weights(weights, dtype, device)
@@ -126,16 +126,16 @@ def _fill(
     device: torch.device,
     weights: Weights,
 ) -> Transformer:
-    """Fills and prepares one section after another. `numbers` gives those of a parameter, by its name."""
+    """Fills and prepares one section after another. `numbers` returns a parameter's numbers, given its name."""
     is_laid_out = model.dtype == torch.float32 and device.type == "cpu"
     names = {parameter: name for name, parameter in model.named_parameters()}
     for section in order:
         for module in (inner for outer in model.sections()[section] for inner in outer.modules()):
             for attribute, parameter in list(module.named_parameters(recurse=False)):
-                if parameter not in names:  # a tied head, which is filled already
+                if parameter not in names:  # a tied head, already filled
                     continue
                 found = _as_wanted(numbers(names.pop(parameter), parameter), parameter.dtype, device)
-                # a large map lets go of what was read when it is prepared; what stays must not hold the file's mapping
+                # preparing a large map releases what was read; anything that stays must not hold the file's mapping
                 is_let_go = isinstance(module, Linear) and found.numel() >= linear.LARGE and is_laid_out
                 found = found if is_let_go else found.clone()
                 filled = nn.Parameter(found, requires_grad=False)
@@ -149,14 +149,14 @@ def _fill(
 
 
 def _return_freed_memory() -> None:
-    """glibc keeps what is freed between what is not; other systems' libraries have no such call."""
+    """Makes glibc return freed memory, which it keeps if memory around it is in use. Other systems lack the call."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def _as_wanted(found: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A large weight for float32 arithmetic on a CPU stays in the precision that it is stored in."""
+    """A tensor for the model's precision and device. A large 16-bit weight for float32 on a CPU stays in 16 bits."""
     is_single = dtype == torch.float32 and device.type == "cpu"
     stays = (
         is_single
@@ -206,7 +206,7 @@ def _files_by_tensor(folder: Path) -> dict[str, Path]:
 
 
 def _shards(index: Path) -> list[str]:
-    """The names of the files that a weight index speaks of, all of them beside it."""
+    """The names of the files that a weight index lists. All must be in its folder."""
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
         raise UsageError(f"{index} is not a weight index: weight_map is {shown(shards)}")
@@ -224,7 +224,7 @@ def _open(path: Path) -> "safe_open":
 
 
 def _check_depth(folder: Path, files: Iterable[str], layers: int) -> None:
-    """Before the network is laid out, which takes a while for a depth that nobody has."""
+    """Checks the number of layers before the network is built, which takes a while if the number is absurd."""
     stored = {name.split(".")[2] for name in files if name.startswith("model.layers.") and name.count(".") > 2}
     if len(stored) != layers:
         raise UsageError(f"{folder}: config.json has {layers} layers, the weights have {len(stored)}")

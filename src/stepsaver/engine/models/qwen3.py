@@ -1,4 +1,4 @@
-"""Qwen3, the dense models: norms on each head's queries and keys; autoregressive, blocks of one row."""
+"""Qwen3, the dense models: each head's queries and keys are normed; autoregressive, blocks of one row."""
 
 from stepsaver.engine.models.architecture import Architecture
 

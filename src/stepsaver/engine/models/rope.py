@@ -1,4 +1,4 @@
-"""Rotary position embedding: the rotation of every position, with the frequency scalings that checkpoints ask for."""
+"""Rotary position embedding: the rotation of every position, with the frequency scalings that checkpoints use."""
 
 import math
 from collections.abc import Mapping
@@ -77,18 +77,18 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def rotation_table(rope: Rope, *, head_dim: int, positions: int, dtype: torch.dtype) -> Rotation:
-    """The rotations of positions 0 to `positions` - 1. As in the reference, the angles are products in float32."""
+    """The rotations of positions 0 to `positions` - 1. As in the reference, angles are computed in float32."""
     exact = dtype == torch.float64
     angle_dtype = torch.float64 if exact else torch.float32
     angles = torch.outer(
         torch.arange(positions, dtype=angle_dtype, device="cpu"), frequencies(rope, head_dim).to(angle_dtype)
     ).unsqueeze(1)
     cos, sin = angles.cos(), angles.sin()
-    # the sine carries the sign of "rotate half", so that rotating needs no negation
+    # the sine includes the sign of "rotate half", so that rotating needs no negation
     return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(dtype)
 
 
 def rotate(x_NHE: Tensor, rotation: Rotation, *, out: Tensor | None = None) -> Tensor:
-    """Turns each pair (i, i + head_dim / 2) by its angle; `out` may be what is turned."""
+    """Rotates each pair (i, i + head_dim / 2) by its angle. `out` may be the input itself."""
     cos, sin = rotation.unbind(-3)
     return torch.addcmul(x_NHE * cos, x_NHE.roll(x_NHE.shape[-1] // 2, -1), sin, out=out)

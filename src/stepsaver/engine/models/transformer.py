@@ -1,13 +1,15 @@
 """The network: pre-norm decoder layers whose parts return what they add to the residual stream.
 
-A layer knows neither its index nor that caches or reuse exist. What its parts are given as `added` is a delta that is
-still missing in the rows: they add it first, in place. Attention is split where the keys and values leave it:
-`project` gives queries, keys and values, somebody else rotates and mixes them, `finish` gives the delta. Shape letters,
-here and everywhere: N packed rows (leading dimensions in training), D hidden, H query heads, K key-value heads, E head
-dimension, F width of the MLP, V vocabulary, L rows of context.
+A layer does not know its index, nor that caches and reuse exist. Its parts get `added`, a delta that the rows still
+lack, and first add it in place. Attention is split in two: `project` returns queries, keys and values, the caller
+rotates and mixes them, and `finish` returns the delta. Shape letters, here and everywhere: N packed rows (leading
+dimensions in training), D hidden, H query heads, K key-value heads, E head dimension, F width of the MLP, V vocabulary,
+L rows of context.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ from stepsaver.engine import kernels
 from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.layouts import Slice
-from stepsaver.engine.models.linear import Embedding, Kept, Linear
+from stepsaver.engine.models.linear import LARGE, Embedding, Kept, Linear
 from stepsaver.engine.models.rope import Rotation, rotate, rotation_table
 
 
@@ -30,8 +32,8 @@ class Projection(NamedTuple):
 class Norm(nn.Module):
     """Root-mean-square norm.
 
-    Prepared for inference it leaves a factor per column to the map after it, if that can take it: with s the sum of a
-    row's squares and w its width, x / sqrt(s / w + eps) is sqrt(w) x / sqrt(s + w eps).
+    When prepared for inference, it moves its factor per column into the map after it, if the map can take it. With s
+    the sum of a row's squares and w its width, x / sqrt(s / w + eps) is sqrt(w) x / sqrt(s + w eps).
     """
 
     def __init__(self, hidden: int, eps: float) -> None:
@@ -39,11 +41,11 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden))
         self.eps = eps
         self.floor: Tensor | None = None  # sqrt(w eps), once prepared
-        self.columns: Tensor | None = None  # the factor per column, once prepared, where it stays here
+        self.columns: Tensor | None = None  # the factor per column, once prepared, if it stays here
         self.has_kernel = False
 
     def scale(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
-        """The rows, scaled. `added` is added to them first, in place: a kernel does both at once."""
+        """The scaled rows. `added` is first added to them in place; a kernel does both at once."""
         if self.has_kernel:
             return kernels.scale_rows(h_ND, h_ND.shape[-1] * self.eps, added, self.columns)
         if added is not None:
@@ -54,7 +56,7 @@ class Norm(nn.Module):
         return h_ND / torch.hypot(lengths, self.floor, out=lengths)
 
     def prepare(self, following: Linear, *slices: Slice, weights: Weights) -> None:
-        """Prepares the norm and the map after it, which multiplies its inputs by the factor per column if it can."""
+        """Prepares the norm and the map after it. The map takes over the factor per column if it can."""
         width = self.weight.shape[0]
         self.floor = torch.tensor((width * self.eps) ** 0.5, dtype=self.weight.dtype)
         self.has_kernel = kernels.serve(self.weight.dtype, self.weight.device)
@@ -64,11 +66,11 @@ class Norm(nn.Module):
 
 
 class HeadNorms(nn.Module):
-    """Root-mean-square norms of each head's queries and of each head's keys, before they are rotated."""
+    """Root-mean-square norms of each head's queries and keys, before they are rotated."""
 
     def __init__(self, head_dim: int, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(2 * head_dim))  # that of the queries, then that of the keys
+        self.weight = nn.Parameter(torch.ones(2 * head_dim))  # of the queries, then of the keys
         self.eps = eps
 
     def queries(self, queries_NHE: Tensor) -> Tensor:
@@ -98,9 +100,9 @@ class Attention(nn.Module):
         self.head_norms = HeadNorms(config.head_dim, config.norm_eps) if config.head_norms else None
 
     def project(self, h_ND: Tensor, rows: Slice | None = None, added: Tensor | None = None) -> Tensor:
-        """Queries, keys and values side by side, or those of `query_rows` or `kv_rows` alone.
+        """Queries, keys and values side by side, or only those of `query_rows` or `kv_rows`.
 
-        Neither rotated yet nor, where heads have norms, normed.
+        They are not rotated yet, nor normed if heads have norms.
         """
         return self.qkv.project(self.norm.scale(h_ND, added), rows)
 
@@ -111,7 +113,7 @@ class Attention(nn.Module):
         return self.project(h_ND, self.kv_rows, added)
 
     def project_rotated(self, h_ND: Tensor, rotation: Rotation) -> Projection:
-        """Queries, keys and values as attention takes them: for those who mix without a cache."""
+        """Queries, keys and values, normed and rotated: for attention without a cache."""
         heads = self.project(h_ND).unflatten(-1, (-1, self.head_dim))
         queries, keys, values = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), -2)
         if self.head_norms is not None:
@@ -119,7 +121,7 @@ class Attention(nn.Module):
         return Projection(rotate(queries, rotation), rotate(keys, rotation), values)
 
     def finish(self, mixed: Tensor) -> Tensor:
-        """The delta, from the mixed values of all heads side by side."""
+        """The delta, from the mixed values of all heads, side by side."""
         return self.output.project(mixed)
 
     def prepare(self, weights: Weights) -> None:
@@ -155,15 +157,31 @@ class Layer(nn.Module):
         super().__init__()
         self.attention = Attention(config)
         self.mlp = Mlp(config)
-        self.parts = (self.attention, self.mlp)  # found at once, unlike submodules
+        self.parts = (self.attention, self.mlp)  # faster to look up than submodules
 
     def prepare(self, weights: Weights) -> None:
         self.attention.prepare(weights)
         self.mlp.prepare(weights)
 
+    @property
+    def maps(self) -> kernels.LayerMaps | None:
+        """The layer's weights, for the kernel that runs whole layers. None if one of them is not in blocks."""
+        attention, mlp = self.parts
+        maps = (attention.qkv.map, attention.output.map, mlp.gate_up.map, mlp.down.map)
+        norms = None if attention.head_norms is None else attention.head_norms.weight.detach()
+        if any(each is None for each in maps):
+            return None
+        return kernels.LayerMaps(*maps, attention.norm.columns, mlp.norm.columns, norms)  # type: ignore[arg-type]
+
+
+def can_stack(layers: Sequence[kernels.LayerMaps]) -> bool:
+    """Whether the kernel for whole layers serves: the weights are of one kind and stay in the processor's caches."""
+    kinds = {each.blocks.dtype for layer in layers for each in layer.maps}
+    return len(kinds) == 1 and all(each.blocks.numel() < LARGE for layer in layers for each in layer.maps)
+
 
 class Transformer(nn.Module):
-    """Embedding, layers, final norm and head. Its parts are called by `forward.run_step` and by the training."""
+    """Embedding, layers, final norm and head. `forward.run_step` and the training call its parts."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -193,26 +211,40 @@ class Transformer(nn.Module):
     def logits(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
         return self.head.project(self.norm.scale(h_ND, added))
 
+    @cached_property
+    def stack(self) -> kernels.LayerStack | None:
+        """All layers, for the kernel that runs several in one call. None unless they are prepared and small."""
+        maps = [cast(Layer, layer).maps for layer in self.layers]
+        layers = [layer for layer in maps if layer is not None]
+        if len(layers) < len(maps) or not can_stack(layers):
+            return None
+        config = self.config
+        shape = kernels.LayerShape(
+            config.heads, config.kv_heads, config.head_dim, config.hidden, config.mlp, config.norm_eps
+        )
+        return kernels.LayerStack(layers, shape)
+
     @property
     def kept(self) -> Kept:
-        """How the numbers of all maps are kept."""
+        """How many numbers of all maps are kept in which precision."""
         return sum((module.kept for module in self.modules() if isinstance(module, Linear)), start=Kept())
 
     @property
     def bytes_per_weight(self) -> float:
-        """On the average over all maps."""
+        """The average over all maps."""
         kept = self.kept
         return (2 * kept.float16 + self.dtype.itemsize * kept.full) / (kept.float16 + kept.full)
 
     def sections(self) -> dict[str, tuple[nn.Module, ...]]:
-        """What can be filled and prepared by itself, in this order or with the head before the layers."""
+        """What can be filled and prepared separately, in this order or with the head before the layers."""
         layers = {f"layers.{index}": (layer,) for index, layer in enumerate(self.layers)}
         return {"embedding": (self.embedding, self.norm), **layers, "head": (self.head,)}
 
     def prepare_section(self, name: str, weights: Weights = WEIGHTS) -> None:
-        """Freezes a section for inference. On a CPU, in single or double precision, it brings the weights into a form
-        that needs fewer operations between the multiplications (a GPU has fused kernels for those).
+        """Freezes a section for inference. On a CPU, in single or double precision, this changes the weights so that
+        fewer operations are needed between the multiplications (a GPU has fused kernels for those).
         """
+        self.__dict__.pop("stack", None)  # it was made of the weights as they were
         for module in self.sections()[name]:
             module.requires_grad_(False)
         if self.device.type != "cpu" or self.dtype not in (torch.float32, torch.float64):

@@ -1,7 +1,7 @@
-"""Memory for weights in 16 bits, in large pages where the system has them.
+"""Memory for weights in 16 bits, in large pages if the system has them.
 
-A step reads every weight once. With pages of 4 kB it looks up an address for every 4 kB, which in a virtual machine
-takes a quarter of the time of reading. Single weights are too short for pages of 2 MB, so many share a chunk.
+A step reads every weight once. With pages of 4 kB it has to look up an address for every 4 kB, which in a virtual
+machine takes a quarter of the reading time. Single weights are too short for pages of 2 MB, so many share a chunk.
 """
 
 import mmap
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from stepsaver.engine.models.large_pages import HAS_LARGE_PAGES, map_large_pages
 
-CHUNK = 1 << 26  # bytes; what is not used of it is never touched
+CHUNK = 1 << 26  # bytes; unused ones are never touched
 LINE = 64
 
 
 class _Chunk:
-    """The memory that the next weights come from. It lives as long as a weight in it."""
+    """The memory that the next weights are taken from. It lives as long as any weight in it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -27,7 +27,7 @@ class _Chunk:
         self.used = 0
 
     def take(self, size: int) -> Tensor:
-        """Bytes that are not shared with anybody."""
+        """Bytes that no other weight uses."""
         with self.lock:
             memory = self.memory() if self.memory is not None else None
             if memory is None or self.used + size > len(memory):
@@ -37,7 +37,7 @@ class _Chunk:
         return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start)
 
     def give_back(self, size: int, address: int) -> None:
-        """The last bytes taken; others stay until their chunk goes."""
+        """Takes the bytes back if they were the last ones taken. Others stay until their chunk is freed."""
         with self.lock:
             memory = self.memory() if self.memory is not None else None
             if memory is None or self.used < size:
@@ -54,13 +54,13 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def take_halves(*shape: int) -> Tensor:
-    """A tensor of float16 whose numbers are whatever is there."""
+    """A float16 tensor, not initialised."""
     if not HAS_LARGE_PAGES or not prod(shape):
         return torch.empty(shape, dtype=torch.float16)
     return _chunk.take(_size(shape)).view(torch.float16)[: prod(shape)].view(shape)
 
 
 def give_back(halves: Tensor) -> None:
-    """Says that a tensor will not be used."""
+    """Gives back the memory of a tensor that will not be used."""
     if HAS_LARGE_PAGES and halves.numel():
         _chunk.give_back(_size(tuple(halves.shape)), halves.data_ptr())

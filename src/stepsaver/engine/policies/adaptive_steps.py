@@ -1,4 +1,4 @@
-"""Adaptive skip over steps: reveal more from one forward where its own confidences vouch for it."""
+"""Adaptive skip over steps: reveal more rows from one forward if its confidences justify it."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -15,8 +15,8 @@ class AdaptiveSteps:
     """Beyond the threshold, reveals up to `max_rows` further rows while the doubts of all revealed rows add up to less
     than `margin`.
 
-    Source: replaces what k = 2, 3 in mode `output` does blindly. The certificate is a union bound: if each row of a set
-    is right with probability c_i on its own, all of them are with probability at least 1 - sum(1 - c_i).
+    Source: replaces what k = 2, 3 in mode `output` does blindly. It rests on a union bound: if each row is right with
+    probability c_i, all rows are right with probability at least 1 - sum(1 - c_i). A row's doubt is 1 - c_i.
     """
 
     name: ClassVar[str] = "adaptive_steps"

@@ -1,4 +1,4 @@
-"""Factor decoding (Fast-dLLM, Wu et al., 2025): how many rows to reveal follows from how sure the least sure one is."""
+"""Factor decoding (Fast-dLLM, Wu et al., 2025): the surer the least sure row of a set, the larger the set may be."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar

@@ -13,7 +13,7 @@ from stepsaver.engine.view import StepView
 class Fixed:
     """Reveals the `rows` most confident rows whatever their confidence; the first of equals.
 
-    Differs from LLaDA in that the count is per step of a sub-block, not derived from a number of steps per block.
+    Unlike LLaDA, the count is per step of a sub-block, not derived from a number of steps per block.
     """
 
     name: ClassVar[str] = "fixed"

@@ -1,4 +1,4 @@
-"""Several reveals from one forward, whatever the confidences: what layer reuse in mode `output` amounts to."""
+"""Several reveals from one forward, whatever the confidences: this is what layer reuse in mode `output` does."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -16,8 +16,8 @@ from stepsaver.engine.view import StepView
 class Forced:
     """The policy form of `layer_reuse:mode=output`, and the control that every other method is compared with.
 
-    Takes the threshold's choice of a step, then that of the sub-block steps whose index is no multiple of k as if they
-    had been run, all from the same logits.
+    Takes the threshold's choice for a step. Then takes its choices for the following sub-block steps, up to the next
+    step whose index is a multiple of k, as if they had been run, all from the same logits.
     """
 
     name: ClassVar[str] = "forced"
@@ -46,6 +46,6 @@ class Forced:
         return Choice(chosen, steps)
 
     def _runs_sub_block(self, view: StepView, chosen: Rows, steps: int) -> bool:
-        """Whether the step after these would run the sub-block alone: then it is one that `mode=output` leaves out."""
+        """Whether the next step would run the sub-block alone: then `mode=output` leaves it out."""
         left = view.candidates & ~chosen
         return left != NO_ROWS and cache_serves(view, left, steps_ahead=steps)

@@ -18,14 +18,14 @@ class Candidates(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The rows to reveal, and for how many steps of the block that counts."""
+    """The rows to reveal, and how many steps of the block this counts as."""
 
     rows: Rows
     steps: int = 1
 
 
 class Policy(Protocol):
-    """How a block is decoded. A frozen dataclass: its fields are hyper-parameters and identity."""
+    """How a block is decoded. A frozen dataclass; its fields are its hyper-parameters and identify it."""
 
     name: ClassVar[str]
 
@@ -34,12 +34,12 @@ class RevealPolicy(Policy, Protocol):
     """A policy of block diffusion."""
 
     def choose(self, candidates: Candidates, view: StepView) -> Choice:
-        """The rows to reveal, at least one: every step makes progress."""
+        """The rows to reveal. At least one, so that every step makes progress."""
         ...
 
 
 def by_confidence(candidates: Candidates) -> list[tuple[int, float]]:
-    """Rows and confidences, the most confident first; the first row of equals."""
+    """Rows and confidences, the most confident first; of equals, the first row first."""
     pairs = zip(candidates.rows, candidates.confidences, strict=True)
     return sorted(pairs, key=lambda pair: -pair[1])
 
@@ -50,7 +50,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def policy_text(policy: str | None, threshold: float | None) -> str:
-    """What a user chose, who may name a policy or only a threshold."""
+    """The text of the policy that a user chose, by a policy or only by a threshold."""
     if threshold is None:
         return policy or DEFAULT_POLICY
     if policy not in (None, DEFAULT_POLICY):
@@ -62,7 +62,7 @@ def policy_text(policy: str | None, threshold: float | None) -> str:
 
 
 def chosen_policy(policy: str | Policy | None, threshold: float | None) -> Policy:
-    """A policy as Python code names it: text or an object, or a threshold alone."""
+    """The policy that Python code chose: by text, by an object, or only by a threshold."""
     if policy is None or isinstance(policy, str):
         return parse_policy(policy_text(policy, threshold))
     if not isinstance(getattr(policy, "name", None), str) or isinstance(policy, type):

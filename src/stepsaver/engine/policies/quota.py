@@ -1,4 +1,4 @@
-"""A quota of rows per step, so that a block takes no more steps than given (SDAR, Cheng et al., 2025)."""
+"""A quota of rows per step, so that a block takes at most a given number of steps (SDAR, Cheng et al., 2025)."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -13,9 +13,9 @@ from stepsaver.engine.view import StepView
 class Quota:
     """Reveals a step's share of its block's rows, the most confident first; the first of equals.
 
-    Source: SDAR's public decoder. The rows of a block are divided by `steps`, the remainder goes to the first steps.
-    Without a threshold this is its static rule; with one its dynamic rule: every row surer than that if these are at
-    least as many as the share. Differs where a block has sub-blocks: the shares are those of a sub-block's rows.
+    Source: SDAR's public decoder. The rows of a block are divided by `steps`; the remainder goes to the first steps.
+    Without a threshold this is SDAR's static rule. With a threshold it is the dynamic rule: reveal every row above it
+    if these are at least as many as the share. One difference: if a block has sub-blocks, their rows are divided.
     """
 
     name: ClassVar[str] = "quota"

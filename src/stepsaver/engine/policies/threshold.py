@@ -14,8 +14,8 @@ from stepsaver.engine.view import StepView
 class Threshold:
     """Reveals every row whose confidence is strictly greater than `threshold`, and the most confident row.
 
-    `at_most` paces it: no more rows than that a step, the most confident first, the first of equals. A small model that
-    is sure of many rows at once then takes as many steps as one that is not.
+    `at_most` limits the rows per step: the most confident first, and of equals the first row. With it, a small model
+    that is sure of many rows at once takes as many steps as a model that is not.
     """
 
     name: ClassVar[str] = "threshold"

@@ -12,12 +12,12 @@ from stepsaver.engine.tuned import tuned
 class Verified:
     """One forward drafts the next `span` rows, one causal forward over them keeps what it would have written itself.
 
-    Source: S2D2 (arXiv 2603.25702), which routes between this and denoising; here every round is verified. With blocks
-    of one row the same checkpoint is autoregressive, and `context=causal` gives that text, token for token: the cache
-    holds what causal forwards computed and nothing else. With `context=block` finished blocks are committed as always,
-    and rows are causal inside the current block alone, which is what some checkpoints were trained on.
-    A draft ends with its block. `span=auto` is the longest that the acceptance so far and the cost of rows justify;
-    `ahead` says whether a verification carries the draft of the next round in the same forward.
+    Source: S2D2 (arXiv 2603.25702), which switches between this and denoising; here every round is verified. With
+    blocks of one row the same checkpoint is autoregressive. `context=causal` gives that text, token for token: the
+    cache holds only what causal forwards computed. With `context=block`, finished blocks are committed as usual, and
+    rows are causal only inside the current block, as some checkpoints were trained.
+    A draft ends with its block. `span=auto` chooses the length that pays most, given the acceptance so far and the
+    cost of rows. `ahead` says whether a verification also runs the next draft in the same forward.
     """
 
     name: ClassVar[str] = "verified"
@@ -33,9 +33,11 @@ class Verified:
             raise UsageError(f"policy verified: span {self.span} is not positive")
 
     def check(self, decoding: DecodingSettings) -> None:
-        """Says what makes no sense for the way a model is decoded."""
+        """Refuses decoding settings that this policy cannot work with."""
         if not decoding.prediction.opens_blocks:
-            raise UsageError("policy verified needs rows that predict the token after them, and here each its own")
+            raise UsageError(
+                "policy verified needs rows that predict the token after them, and here each predicts its own"
+            )
         if decoding.block_size == 1:
             raise UsageError("policy verified drafts the rest of a block, and blocks of one row have none")
         if not (decoding.prefix_cache and decoding.block_cache):

@@ -1,4 +1,4 @@
-"""Adaptive skip over layers: a few layers always run and tell whether the others have to."""
+"""Adaptive skip over layers: a few layers always run and show whether the others have to run."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -17,10 +17,10 @@ from stepsaver.engine.view import StepView
 class AdaptiveLayers(Rule):
     """Rows whose drift in the probe layers stays small reuse the deltas of all other layers.
 
-    Source: the adaptive skip that the experiment log proposes, after the caches of image diffusion that skip a whole
-    step (TeaCache, Liu et al., 2024); here each row is decided for itself. The first `probe` layers always run
-    and measure the drift of unchanged rows; while a row's drift, added up since all its layers last ran, stays under
-    `threshold`, and it has reused fewer than `max_age` times in a row, the layers after it reuse its deltas.
+    Source: the adaptive skip that the experiment log proposes. It follows caches of image diffusion that skip a whole
+    step (TeaCache, Liu et al., 2024); here each row is decided separately. The first `probe` layers always run and
+    measure the drift of unchanged rows. The other layers reuse a row's deltas while its drift, added up since all its
+    layers last ran, stays under `threshold`, and while they were reused fewer than `max_age` times without a break.
     """
 
     name: ClassVar[str] = "adaptive_layers"

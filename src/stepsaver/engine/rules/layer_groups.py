@@ -5,13 +5,13 @@ from functools import lru_cache
 
 from stepsaver.engine.errors import UsageError
 
-# `first`, `middle` and `last` are the groups of the source's experiment, which had 28 layers and reused 12 of them.
+# `first`, `middle` and `last` are the groups of the source's experiment: its model had 28 layers, each group 12.
 SOURCE_LAYERS, SOURCE_GROUP = 28, 12
 GROUP_NAMES = ("first", "middle", "last", "thirds:1", "thirds:2", "thirds:3", "all")
 
 
 def group_size(layers: int) -> int:
-    """How many layers `first`, `middle` and `last` have: the source's share of the depth."""
+    """How many layers `first`, `middle` and `last` have: the same share of the depth as in the source."""
     return max(1, round(SOURCE_GROUP * layers / SOURCE_LAYERS))
 
 
@@ -19,9 +19,9 @@ def group_size(layers: int) -> int:
 def layer_group(text: str, layers: int) -> frozenset[int]:
     """The layers of a group in a model of `layers` layers.
 
-    At the source's depth `first`, `middle` and `last` are what its code really chose (1-12, 8-19 and 16-27, so the last
-    two overlap); they are scaled to other depths. The thirds are equal and disjoint; layers that do not divide by three
-    stay out.
+    At the source's depth, `first`, `middle` and `last` are what its code really chose: 1-12, 8-19 and 16-27, which
+    overlap. They are scaled to other depths. The thirds are equal and disjoint. If the depth is not a multiple of
+    three, the last one or two layers are in none of them.
     """
     size = group_size(layers)
     third = layers // 3
@@ -41,7 +41,7 @@ def layer_group(text: str, layers: int) -> frozenset[int]:
 
 
 def check_group_name(text: str) -> None:
-    """Says what is wrong with a name in a model of any depth."""
+    """Refuses a name that is wrong for every depth."""
     if text not in GROUP_NAMES:
         _ranges(text)
 

@@ -1,4 +1,4 @@
-"""Layer reuse: a group of layers runs every k-th time only."""
+"""Layer reuse: a group of layers runs only every k-th time."""
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,11 +21,11 @@ class LayerReuse(Rule):
 
     Source: the 3x3 grid of experiment 00_baseline (k = 1, 2, 3 on the first, middle or last 12 layers).
     `output` is what the source computed: the group returns its cached absolute output. Every layer after the group
-    then sees its old input, so the step's logits are the last ones whatever the group, and the honest cost of such a
-    step is no forward at all. It acts on sub-block steps whose index is no multiple of k.
-    `delta` differs: a row adds the group's cached deltas to its new residual stream if it is unchanged and has reused
-    them fewer than k - 1 times in a row. `mlp` does so for the MLP alone, attention always runs. `kv` says whether rows
-    that reuse a layer's deltas rewrite its keys and values (`refresh`) or keep them (`freeze`).
+    then sees its old input, so the step's logits are the last ones, whatever the group. Such a step really needs no
+    forward at all. It acts on sub-block steps whose index is not a multiple of k.
+    `delta` is different: a row adds the group's cached deltas to its new residual stream if it is unchanged and has
+    reused them fewer than k - 1 times without a break. `mlp` does so only for the MLP; attention always runs. `kv` says
+    whether rows that reuse a layer's deltas rewrite its keys and values (`refresh`) or keep them (`freeze`).
     """
 
     name: ClassVar[str] = "layer_reuse"
@@ -100,7 +100,7 @@ class LayerReuse(Rule):
 def _without(
     plan: StepPlan, layers: int, group: str, reusable: tuple[Rows, ...], mlp_only: bool, freeze: bool
 ) -> StepPlan:
-    """The plan whose group takes the deltas of the reusable rows from the cache."""
+    """The plan with the group's deltas of the reusable rows taken from the cache."""
     changed = list(plan.layers)
     for layer, rows in zip(sorted(layer_group(group, layers)), reusable, strict=True):
         each = changed[layer]

@@ -1,4 +1,4 @@
-"""Light commits: rows that have settled keep the keys and values that the last steps gave them."""
+"""Light commits: settled rows keep the keys and values that they got in earlier steps."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -16,8 +16,8 @@ from stepsaver.engine.view import StepView
 class LightCommit(Rule):
     """A commit runs changed rows, rows revealed in the last `1 + settle` steps, and the row that is read.
 
-    Source: none; a commit that runs every row is the reference's. The other rows' keys and values are of their final
-    token already, computed when fewer of the block's tokens were known. `settle=all` is the exact commit.
+    Source: none; the reference's commit runs every row. The other rows already have the keys and values of their final
+    token, computed when fewer of the block's tokens were known. `settle=all` is the exact commit.
     """
 
     name: ClassVar[str] = "light_commit"

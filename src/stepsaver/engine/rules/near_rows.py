@@ -1,4 +1,4 @@
-"""Near rows: masked rows far after the sub-block are not there until their turn."""
+"""Near rows: masked rows far after the sub-block are hidden until their turn."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -18,8 +18,8 @@ class NearRows(Rule):
     """A step is that of a block which ends `ahead` rows after the current sub-block.
 
     Source: suffix dropout in whole-sequence diffusion (DPad, Chen et al., 2025; Window-Diffusion, 2026), here inside a
-    block. The masked rows after are neither computed nor attended to until their sub-block comes; nothing has computed
-    them before, so they then run as changed rows do. Inexact: a row would have seen how many masks follow it.
+    block. The masked rows after that are neither computed nor attended to until their sub-block comes. They have never
+    been computed then, so they count as changed rows. Inexact: a row no longer sees how many masks follow it.
     """
 
     name: ClassVar[str] = "near_rows"
@@ -45,7 +45,7 @@ class NearRows(Rule):
     def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
         if step.kind != "full":
             return Shares()
-        # a step's sub-block is not in its record; it has at least its own rows to run
+        # a step's record does not name its sub-block; at least that sub-block's rows have to run
         share = max(0.0, 1 - (decoding.sub_block_size + self.ahead) / decoding.block_size)
         return Shares(share, share, share)
 

@@ -18,9 +18,9 @@ class PreviousRow(Rule):
 
     Source: none; it follows from the token shift. The reference runs the whole block while the sub-block's first row is
     masked, only because the row before the sub-block predicts it. `refresh` says which full steps stay: the first one
-    of each `sub-block`, the first one of the `block`, or (`drift`) whenever the drift of the rows that were recomputed
-    has added up to `limit` since the last one.
-    Changed rows have to be in the window: left out, the rows revealed last keep the keys of a mask.
+    of each `sub-block`, the first one of the `block`, or (`drift`) one whenever the drift of the recomputed rows has
+    added up to `limit` since the last full step.
+    Changed rows have to be in the window: otherwise the rows revealed last would keep the keys of a mask.
     """
 
     name: ClassVar[str] = "previous_row"

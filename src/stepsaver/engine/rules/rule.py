@@ -1,4 +1,4 @@
-"""The contract of a reuse rule, and the passes that turn a view into a plan."""
+"""The contract of a reuse rule, and the functions that turn a view into a plan."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from stepsaver.engine.view import StepView
 
 
 class Shares(NamedTuple):
-    """Of a step's row-layers, how much may be left out: 0 nothing, 1 everything."""
+    """The share of a step's row-layers that may be left out: 0 is nothing, 1 is everything."""
 
     attention: float = 0.0
     keys_values: float = 0.0
@@ -24,59 +24,59 @@ class Shares(NamedTuple):
 
 
 class Rule(ABC):
-    """A frozen dataclass: its fields are hyper-parameters and identity. It only ever takes work away from a plan."""
+    """Takes work away from a plan. A frozen dataclass; its fields are its hyper-parameters and identify it."""
 
     name: ClassVar[str]
     purpose: ClassVar[str]  # what it is for, in a line
-    pays: ClassVar[str]  # in small or in large batches, and why
-    needs_shift: ClassVar[bool] = False  # it follows from rows that predict the token after them
-    needs_block_cache: ClassVar[bool] = True  # without one every row runs in every step and there is nothing to keep
+    pays: ClassVar[str]  # whether it pays in small or in large batches, and why
+    needs_shift: ClassVar[bool] = False  # only works if rows predict the token after them
+    needs_block_cache: ClassVar[bool] = True  # without one, every step runs every row and there is nothing to reuse
 
     @abstractmethod
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         """The plan with less work. Never more: `plan_step` asserts it."""
 
     def narrow_commit(self, plan: StepPlan, view: StepView) -> StepPlan:
-        """The commit with less work. Most rules leave it whole, so that the context stays exact."""
+        """The commit with less work. Most rules leave it as it is, so that the context stays exact."""
         return plan
 
     def delta_layers(self, layers: int) -> frozenset[int]:
-        """The layers, of `layers`, whose deltas the rule may reuse and the engine therefore keeps."""
+        """Which of `layers` layers the engine has to keep deltas of, because the rule may reuse them."""
         return frozenset()
 
     def probe_layers(self, layers: int) -> frozenset[int]:
-        """The layers whose drift the rule wants to know."""
+        """Which of `layers` layers the engine has to measure the drift of."""
         return frozenset()
 
     def narrow_after_probe(self, plan: StepPlan, view: StepView, layer: int) -> StepPlan:
-        """Asked when the plan's `ask_after` layer has run: may take away work of the layers after it."""
+        """Called when the plan's `ask_after` layer has run. May take work away from the layers after it."""
         return plan
 
     @abstractmethod
     def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
-        """At most how much of a step, as it runs without rules, this rule could ever leave out: its ceiling."""
+        """The most that this rule could leave out of a step that runs without rules: its ceiling."""
 
     def reusable_in_commit(self, commit: SampleStep, decoding: DecodingSettings) -> Shares:
-        """The same of a commit."""
+        """The most that this rule could leave out of a commit."""
         return Shares()
 
     def inert_reason(self) -> str | None:
-        """Why these settings never leave anything out, or None. Answers are then, to the last bit, those without it."""
+        """Why these settings never leave anything out, or None. If so, answers are the same, to the bit, without it."""
         return None
 
     def layer_groups(self, layers: int) -> dict[str, frozenset[int]]:
-        """The layers, of `layers`, that the settings choose, by the name they have there: what a comparison varies."""
+        """The layers, of `layers`, that the settings choose, by the group's name: for comparing groups."""
         return {}
 
     def same_answers_as(self) -> "Rule":
-        """The one setting that stands for all that give the same answers: what cannot matter has one value there."""
+        """One rule that stands for all settings with the same answers: fields that do not matter get a fixed value."""
         return self
 
     def check(self, layers: int) -> None:  # noqa: B027 (most rules fit every model)
-        """Says what is impossible for a model of `layers` layers."""
+        """Refuses settings that are impossible for a model of `layers` layers."""
 
     def check_decoding(self, decoding: DecodingSettings) -> None:
-        """Says what makes no sense for the way a model is decoded."""
+        """Refuses decoding settings that the rule cannot work with."""
         if self.needs_shift and not decoding.prediction.opens_blocks:
             raise UsageError(
                 f"rule {self.name} needs rows that predict the token after them, and here each predicts its own"
@@ -86,7 +86,7 @@ class Rule(ABC):
 
 
 def plan_step(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
-    """The plan of a sample's next denoising step: the base plan, narrowed by each rule in turn, left to right."""
+    """The plan of a sample's next denoising step: the base plan, narrowed by each rule from left to right."""
     plan = base_plan(view)
     for rule in rules:
         if plan.is_empty:
@@ -96,7 +96,7 @@ def plan_step(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
 
 
 def plan_commit(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
-    """The plan of a finished block's commit: all rows, unless a rule knows which may keep their keys and values."""
+    """The plan of a finished block's commit: all rows, except those that a rule lets keep their keys and values."""
     plan = commit_plan(view.block_size, layers=view.layers, prediction=view.prediction)
     for rule in rules:
         plan = _less(rule, plan, rule.narrow_commit(plan, view))
@@ -104,7 +104,7 @@ def plan_commit(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
 
 
 def plan_rest(plan: StepPlan, view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
-    """The plan for the layers after `plan.ask_after`, now that the drift of the layers before is known."""
+    """The plan for the layers after `plan.ask_after`, now that the drift up to there is known."""
     layer = plan.ask_after
     assert layer is not None
     for rule in rules:
@@ -132,14 +132,14 @@ def parse_rule(text: str) -> Rule:
 
 
 def rule_class(made: type) -> type[Rule]:
-    """A class of the registry, if it is a rule: another package may declare anything."""
+    """Checks that a class of the registry is a rule: other packages may declare anything."""
     if not issubclass(made, Rule):
         raise plugin_problem("stepsaver.rules", vars(made)["name"], "a Rule")
     return made
 
 
 def chosen_rules(given: "str | Rule | Sequence[str | Rule]") -> tuple[Rule, ...]:
-    """Rules as Python code names them: text or objects, one or several."""
+    """The rules that Python code chose: text or objects, one or several."""
     listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     for each in listed:
         if not isinstance(each, (str, Rule)):
@@ -148,7 +148,7 @@ def chosen_rules(given: "str | Rule | Sequence[str | Rule]") -> tuple[Rule, ...]
 
 
 def check_rules(rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int) -> None:
-    """Refuses combinations that cannot work, in one line."""
+    """Refuses rules that cannot work with this model or with each other."""
     for rule in rules:
         rule.check_decoding(decoding)
         rule.check(layers)

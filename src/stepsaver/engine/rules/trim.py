@@ -15,21 +15,21 @@ from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.tuned import not_tuned, tuned
 from stepsaver.engine.view import StepView
 
-NEAR = 2  # rows on either side of a changed row that feel it most
+NEAR = 2  # rows on either side of a changed row, which it affects most
 
 
 @dataclass(frozen=True)
 class Trim(Rule):
     """Recomputes only the rows that a decision needs.
 
-    Source: the TRIM of the experiment log, which names it and never built it. Needed are the rows that predict a masked
-    row of the sub-block; a changed row always runs, and again for `settle` further steps. What else of the window runs:
-    `structural`: every masked row; rows that are settled and that nobody reads again are locked.
-    `drift`: the frontier, masked rows near a change, rows not run for `age` steps, and of the rest the `budget` rows
-    that drifted most when they were last recomputed, the less confident first among equals.
+    Source: the TRIM of the experiment log, which names it but never built it. The rows that predict a masked row of the
+    sub-block always run. So do changed rows, which run again for `settle` further steps. What else of the window runs:
+    `structural`: every masked row; settled rows that are not read again are locked.
+    `drift`: the first masked row of the sub-block, masked rows near a change, rows not run for `age` steps, and of the
+    rest the `budget` rows that drifted most when last recomputed; of equals, the less confident first.
     `changed`: nothing.
-    `random`: `budget` rows drawn by a hash of row and step, the control that says what choosing is worth.
-    All levels are inexact: the keys of a row that is left out would have been rewritten.
+    `random`: `budget` rows drawn by a hash of row and step, a control that shows what choosing is worth.
+    All levels are inexact: without the rule, the keys of a row that is left out would be rewritten.
     """
 
     name: ClassVar[str] = "trim"
@@ -73,7 +73,7 @@ class Trim(Rule):
         return plan.within(keep)
 
     def _felt(self, view: StepView) -> Rows:
-        """The frontier, and masked rows near a change."""
+        """The first row to reveal, and masked rows near a change."""
         near = view.changed
         for distance in range(1, NEAR + 1):
             near |= view.changed << distance | view.changed >> distance

@@ -1,0 +1,146 @@
+"""Layers that run in one call: every number is the one of the operations by themselves."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepsaver.engine import kernels
+from stepsaver.engine.cache import DeltaCache, KeyValueCache
+from stepsaver.engine.forward import Memory, StepOutput, run_step
+from stepsaver.engine.models.load import random_model
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.packing import Step
+from stepsaver.engine.plan import whole_plan
+from stepsaver.engine.rows import rows_between
+from tests.conftest import tiny_config
+
+CPU = torch.device("cpu")
+stacked = pytest.mark.skipif(not kernels.multiplies_blocks(), reason="no multiplication by blocks here")
+
+
+@contextmanager
+def without_stack(model: Transformer) -> Iterator[None]:
+    """Layer by layer, part by part."""
+    kept = model.stack
+    model.__dict__["stack"] = None
+    try:
+        yield
+    finally:
+        model.__dict__["stack"] = kept
+
+
+def small_model(shape: dict, *, halves: bool, seed: int = 0) -> Transformer:
+    stored = torch.float16 if halves else torch.float32
+    return random_model(tiny_config(**shape), dtype=torch.float32, stored=stored, seed=seed)
+
+
+def run(model: Transformer, samples: list[tuple[int, int]], *, deltas: bool = False) -> tuple[StepOutput, torch.Tensor]:
+    """One forward of samples that have some rows after some context, and the caches after it."""
+    capacity, block, slots = kernels.LONGEST_CONTEXT + 32, max(rows for _, rows in samples), len(samples)
+    cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=torch.float32, device=CPU)
+    cache.stored.copy_(torch.randn(cache.stored[:, :1].shape, generator=torch.Generator().manual_seed(1)))
+    kept = None
+    if deltas:
+        every = frozenset(range(model.config.layers))
+        kept = DeltaCache(model.config, layers=every, slots=slots, block_size=block, dtype=torch.float32, device=CPU)
+    steps = []
+    for slot, (context, rows) in enumerate(samples):
+        window = rows_between(0, rows)
+        plan = whole_plan("sub", window=window, reads=window, layers=model.config.layers)
+        tokens = np.random.default_rng(context).integers(3, model.config.vocab, rows)
+        steps.append(Step(slot, context, tokens, block, plan))
+    return run_step(model, Memory(cache, kept, model.rotations(capacity)), steps), cache.stored
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "layers": st.integers(1, 4),
+        "hidden": st.sampled_from((8, 32, 40, 100)),
+        "kv_heads": st.sampled_from((1, 2)),
+        "heads": st.sampled_from((2, 4, 6)),
+        "head_dim": st.sampled_from((8, 16, 24)),
+        "mlp": st.sampled_from((5, 48, 160)),
+        "qkv_bias": st.booleans(),
+        "output_bias": st.booleans(),
+        "mlp_bias": st.booleans(),
+        "head_norms": st.booleans(),
+    }
+)
+
+
+@stacked
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=shapes,
+    halves=st.booleans(),
+    samples=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 32)), min_size=1, max_size=7),
+    threads=st.integers(1, 3),
+)
+def test_one_call_gives_the_numbers_of_many(
+    shape: dict, halves: bool, samples: list[tuple[int, int]], threads: int
+) -> None:
+    model = small_model(shape, halves=halves)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        once, cached = run(model, samples)
+        with without_stack(model):
+            apart, cached_apart = run(model, samples)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(once.logits, apart.logits)
+    assert torch.equal(cached, cached_apart)
+    assert once.executed == apart.executed
+
+
+def is_stacked(model: Transformer) -> bool:
+    return model.stack is not None
+
+
+@stacked
+@pytest.mark.parametrize("halves", [True, False])
+def test_most_small_models_have_a_stack(halves: bool) -> None:
+    """Otherwise the test above compares a thing with itself."""
+    assert is_stacked(small_model({}, halves=halves))
+    assert not is_stacked(random_model(tiny_config(), dtype=torch.float64))
+    large = tiny_config(hidden=512, heads=8, kv_heads=2, head_dim=64, mlp=512, layers=1)
+    assert not is_stacked(random_model(large, dtype=torch.float32, stored=torch.float16))
+
+
+@stacked
+def test_the_kernel_is_called_once_for_all_layers_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = small_model({"layers": 4}, halves=True), []
+    whole = kernels.run_layers
+    monkeypatch.setattr(kernels, "run_layers", lambda *given: (calls.append(given[1:3]), whole(*given))[1])
+    run(model, [(3, 8), (9, 4)])
+    assert calls == [(0, 3), (3, 4)], "all rows are read, so that the last layer runs everything as well"
+    calls.clear()
+    run(model, [(3, 8), (9, 4)], deltas=True)
+    assert not calls, "somebody keeps what each part adds"
+    run(model, [(kernels.LONGEST_CONTEXT, 8)])
+    assert not calls, "a context that another kernel attends"
+
+
+@stacked
+def test_without_memory_for_it_layers_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model({}, halves=True)
+    expected, cached = run(model, [(5, 8)])
+    monkeypatch.setattr(kernels, "run_layers", lambda *_: False)
+    found, cached_after = run(model, [(5, 8)])
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(cached, cached_after)
+    assert found.executed == expected.executed
+
+
+@stacked
+def test_a_row_does_not_depend_on_its_mates() -> None:
+    model = small_model({"hidden": 96, "head_dim": 16}, halves=True)
+    samples = [(11, 8), (40, 3), (0, 32), (7, 1), (64, 13), (5, 5)]
+    together = run(model, samples)[0].logits
+    alone = torch.cat([run(model, [each])[0].logits for each in samples])
+    assert torch.equal(together, alone)
