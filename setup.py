@@ -6,7 +6,15 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 FOLDER = "src/stepsaver/engine/kernels"
-SOURCES = ("kernels.c", "rows.h", "multiply.c", "multiply_rows.h", "layers.c", "parts.h", "tiles.c")  # in the order of kernels/__init__.py
+SOURCES = (
+    "kernels.c",
+    "rows.h",
+    "multiply.c",
+    "multiply_rows.h",
+    "layers.c",
+    "parts.h",
+    "tiles.c",
+)  # in the order of kernels/__init__.py
 source = b"".join((Path(__file__).parent / FOLDER / name).read_bytes() for name in SOURCES)
 
 setup(

@@ -10,6 +10,7 @@ from stepsaver.bench.machine import measure_rows
 from stepsaver.bench.machine.measure_rows import measure_row_costs
 from stepsaver.bench.results.stored_costs import ROW_COSTS, read_row_costs, store_row_costs
 from stepsaver.engine.models.load import random_model
+from stepsaver.engine.packing import Step
 from stepsaver.engine.row_costs import RowCosts
 from tests.conftest import tiny_config
 
@@ -35,30 +36,43 @@ def test_a_measured_profile_is_whole(costs: RowCosts) -> None:
     assert costs.weights == "32 bits"
 
 
-def test_what_is_timed_is_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+LAYER = 1000.0
+ATTENTION = LAYER * measure_rows._attention_share(tiny_config())  # a third of it for keys and values
+
+
+def layer_seconds(step: Step) -> float:
+    """A made-up clock: what the layers of a step take."""
+    plan, seen = step.plan, step.start + len(step.tokens)
+    attention = ATTENTION * (2 * plan.attention_run + plan.keys_values_run) / 3 + 2 * seen * plan.attention_run
+    return attention + (LAYER - ATTENTION) * plan.mlp_run + (3 * seen * len(plan.layers) if plan.attention_run else 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["layer by layer", "in one call"])
+def test_what_is_timed_is_what_was_meant(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward that takes as long as its plans have rows, by part: the curves are these rows, whatever the clock."""
 
     def execute(batch, turns):  # type: ignore[no-untyped-def]
-        executed = real(batch, turns)
-        seconds = 0.0
-        for turn in turns:
-            plan = turn.plan
-            seen = turn.step.start + len(turn.step.tokens)
-            seconds += 0.5 + plan.rows + 10 * plan.mlp_run + 100 * plan.reads.bit_count()
-            seconds += plan.attention_run * (1000 + 2 * seen)
-            seconds += 3 * seen * len(plan.layers) if plan.attention_run else 0
-        return executed._replace(seconds=7 + seconds)
+        executed, last = real(batch, turns), 0.0
+        seconds = 7.0
+        for step in (turn.step for turn in turns):
+            seconds += 0.5 + step.plan.rows + 100 * step.plan.reads.bit_count() + layer_seconds(step)
+            last = 5.0 if 0 < step.plan.reads.bit_count() < step.plan.rows else last
+        return executed._replace(seconds=seconds + last)
 
     real = measure_rows.execute
     monkeypatch.setattr(measure_rows, "execute", execute)
-    costs = measure_row_costs(random_model(tiny_config(), dtype=torch.float32), budget_seconds=1e9)
+    monkeypatch.setattr(measure_rows.Scratch, "_layers_seconds", lambda _, steps: sum(map(layer_seconds, steps)))
+    model = random_model(tiny_config(), dtype=dtype)
+    costs = measure_row_costs(model, budget_seconds=1e9)
     rows = costs.rows
     samples = [max(count // 32, 1) for count in rows]
     assert costs.context_row == pytest.approx(2)
     assert costs.cached_row == pytest.approx(3)
     assert costs.step == pytest.approx(0.5)
-    assert costs.mlp == pytest.approx([10 * count for count in rows])
-    assert costs.attention == pytest.approx([1000 * count for count in rows])
+    assert costs.attention == pytest.approx([ATTENTION * count for count in rows])
+    assert costs.mlp == pytest.approx([(LAYER - ATTENTION) * count for count in rows])
+    # a forward's curve has packing one sample in it already
+    assert costs.last_layer == pytest.approx(0 if model.stack is None else 5 - costs.step)
     assert costs.head == pytest.approx([100 * count for count in rows])
     assert costs.forward == pytest.approx([7 + 0.5 * each + count for count, each in zip(rows, samples, strict=True)])
 

@@ -16,7 +16,7 @@ from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
-from stepsaver.engine.rows import rows_between
+from stepsaver.engine.rows import row_set, rows_between
 from tests.conftest import tiny_config
 
 CPU = torch.device("cpu")
@@ -39,22 +39,24 @@ def small_model(shape: dict, *, halves: bool, seed: int = 0) -> Transformer:
     return random_model(tiny_config(**shape), dtype=torch.float32, stored=stored, seed=seed)
 
 
-def run(model: Transformer, samples: list[tuple[int, int]], *, deltas: bool = False) -> tuple[StepOutput, torch.Tensor]:
+def run(
+    model: Transformer, samples: list[tuple[int, int]], *, kept: frozenset[int] = frozenset(), reads: int = 1
+) -> tuple[StepOutput, list[torch.Tensor]]:
     """One forward of samples that have some rows after some context, and the caches after it."""
     capacity, block, slots = kernels.LONGEST_CONTEXT + 32, max(rows for _, rows in samples), len(samples)
     cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=torch.float32, device=CPU)
     cache.stored.copy_(torch.randn(cache.stored[:, :1].shape, generator=torch.Generator().manual_seed(1)))
-    kept = None
-    if deltas:
-        every = frozenset(range(model.config.layers))
-        kept = DeltaCache(model.config, layers=every, slots=slots, block_size=block, dtype=torch.float32, device=CPU)
+    deltas = DeltaCache(model.config, layers=kept, slots=slots, block_size=block, dtype=torch.float32, device=CPU)
+    parts = [part.fill_(7.0) for layer in deltas.by_layer.values() for part in layer]
     steps = []
     for slot, (context, rows) in enumerate(samples):
         window = rows_between(0, rows)
-        plan = whole_plan("sub", window=window, reads=window, layers=model.config.layers)
+        read = row_set(np.arange(rows) % reads == rows % reads)
+        plan = whole_plan("sub", window=window, reads=read, layers=model.config.layers)
         tokens = np.random.default_rng(context).integers(3, model.config.vocab, rows)
         steps.append(Step(slot, context, tokens, block, plan))
-    return run_step(model, Memory(cache, kept, model.rotations(capacity)), steps), cache.stored
+    memory = Memory(cache, deltas if kept else None, model.rotations(capacity))
+    return run_step(model, memory, steps), [cache.stored, *parts]
 
 
 shapes = st.fixed_dictionaries(
@@ -80,21 +82,24 @@ shapes = st.fixed_dictionaries(
     halves=st.booleans(),
     samples=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 32)), min_size=1, max_size=7),
     threads=st.integers(1, 3),
+    kept=st.frozensets(st.integers(0, 3)),
+    reads=st.integers(1, 5),
 )
 def test_one_call_gives_the_numbers_of_many(
-    shape: dict, halves: bool, samples: list[tuple[int, int]], threads: int
+    shape: dict, halves: bool, samples: list[tuple[int, int]], threads: int, kept: frozenset[int], reads: int
 ) -> None:
     model = small_model(shape, halves=halves)
+    kept = frozenset(layer for layer in kept if layer < model.config.layers)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        once, cached = run(model, samples)
+        once, caches = run(model, samples, kept=kept, reads=reads)
         with without_stack(model):
-            apart, cached_apart = run(model, samples)
+            apart, caches_apart = run(model, samples, kept=kept, reads=reads)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(once.logits, apart.logits)
-    assert torch.equal(cached, cached_apart)
+    assert all(map(torch.equal, caches, caches_apart))
     assert once.executed == apart.executed
 
 
@@ -113,15 +118,18 @@ def test_most_small_models_have_a_stack(halves: bool) -> None:
 
 
 @stacked
-def test_the_kernel_is_called_once_for_all_layers_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_called_once_for_all_layers_that_run_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls = small_model({"layers": 4}, halves=True), []
     whole = kernels.run_layers
-    monkeypatch.setattr(kernels, "run_layers", lambda *given: (calls.append(given[1:3]), whole(*given))[1])
+    monkeypatch.setattr(
+        kernels, "run_layers", lambda *given, **named: (calls.append(given[1:3]), whole(*given, **named))[1]
+    )
     run(model, [(3, 8), (9, 4)])
-    assert calls == [(0, 3), (3, 4)], "all rows are read, so that the last layer runs everything as well"
+    assert calls == [(0, 3), (3, 4)]
     calls.clear()
-    run(model, [(3, 8), (9, 4)], deltas=True)
-    assert not calls, "somebody keeps what each part adds"
+    run(model, [(3, 8), (9, 4)], reads=3)
+    assert calls == [(0, 3), (3, 4)], "the last layer too, where fewer rows go on"
+    calls.clear()
     run(model, [(kernels.LONGEST_CONTEXT, 8)])
     assert not calls, "a context that another kernel attends"
 
@@ -129,11 +137,11 @@ def test_the_kernel_is_called_once_for_all_layers_but_the_last(monkeypatch: pyte
 @stacked
 def test_without_memory_for_it_layers_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model({}, halves=True)
-    expected, cached = run(model, [(5, 8)])
-    monkeypatch.setattr(kernels, "run_layers", lambda *_: False)
-    found, cached_after = run(model, [(5, 8)])
+    expected, caches = run(model, [(5, 8)])
+    monkeypatch.setattr(kernels, "run_layers", lambda *_, **__: None)
+    found, caches_after = run(model, [(5, 8)])
     assert torch.equal(found.logits, expected.logits)
-    assert torch.equal(cached, cached_after)
+    assert all(map(torch.equal, caches, caches_after))
     assert found.executed == expected.executed
 
 

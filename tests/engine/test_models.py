@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,8 @@ def test_mask_and_stop_ids_come_from_the_nearest_source() -> None:
     assert resolve_decoding(llama).block_size == 1
     with pytest.raises(UsageError, match="need a mask token"):
         resolve_decoding(llama, block_size=8)
+    with pytest.raises(UsageError, match="blocks of 1 rows need a mask token"):
+        resolve_decoding(replace(llama, predicts="self"), block_size=1)
 
 
 def test_rotation_is_that_of_complex_numbers() -> None:

@@ -43,3 +43,8 @@ def test_sampling() -> None:
 def test_what_we_cannot_do_is_said() -> None:
     with pytest.raises(UsageError, match="num_beams, top_k are not supported"):
         read_parameters({"top_k": 5, "num_beams": 2}, default_new_tokens=1)
+
+
+def test_a_top_p_of_zero_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"top-p 0\.0 is outside"):
+        read_parameters({"do_sample": True, "temperature": 0.5, "top_p": 0}, default_new_tokens=8)

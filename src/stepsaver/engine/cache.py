@@ -126,6 +126,9 @@ class DeltaCache:
             )
             for layer in sorted(layers)
         }
+        # where each layer's deltas are in memory [layers, 2]; 0 for a layer whose deltas are not kept
+        kept = [self.by_layer.get(layer, ()) for layer in range(config.layers)]
+        self.addresses = torch.tensor([[part.data_ptr() for part in parts] or [0, 0] for parts in kept])
 
     @property
     def bytes(self) -> int:

@@ -51,9 +51,9 @@ def resolve_decoding(
         raise UsageError(f"sub-block size {shown(sub_block)} does not divide the block size {block}")
     mask = next((i for i in (mask_id, config.mask_id, architecture.mask_id) if i is not None), None)
     if mask is None:
-        if block > 1:
+        if block > 1 or config.predicts == "self":
             raise UsageError(f"blocks of {block} rows need a mask token and this model names none; {_asked('mask_id')}")
-        mask = -1  # blocks of one row never hold a mask
+        mask = -1  # a block of one row, which predicts the next one, never holds a mask
     elif not 0 <= mask < config.vocab:
         raise UsageError(f"mask id {shown(mask)} is outside the vocabulary of {config.vocab}")
     stops = config.stop_ids if stop_ids is None else stop_ids

@@ -57,11 +57,11 @@ class Executed:
             self.mlp += rows
             self.mlp_layers += 1
 
-    def count_all(self, rows: int, layers: int) -> None:
-        """Every part of some layers."""
-        self.attention += rows * layers
+    def count_layers(self, layers: int, *, rows: int, going: int) -> None:
+        """Some layers: keys and values of `rows`, and all parts of those that go on."""
+        self.attention += going * layers
         self.keys_values += rows * layers
-        self.mlp += rows * layers
+        self.mlp += going * layers
         self.attention_layers += layers
         self.keys_values_layers += layers
         self.mlp_layers += layers
@@ -125,21 +125,36 @@ class Forward:
 
     def run_stack(self, stack: kernels.LayerStack | None, first: int, last: int, run: PackedRun) -> bool:
         """Runs all layers of a run in one call. That needs small layers, rows that all run everything, contexts that
-        our own kernel attends, and nobody who keeps or sees a delta; otherwise it does nothing and returns False.
+        our own kernel attends, and nobody who watches a delta; otherwise it does nothing and returns False.
         """
         attending, memory = run.attending, self.memory
         if stack is None or not run.is_whole or attending.by_kernel is None or attending.alone or attending.grouped:
             return False
-        if memory.observe is not None or memory.deltas is not None:
+        is_measured = self.drift_N is not None and any(first <= layer < last for layer in memory.probe_layers)
+        if memory.observe is not None or is_measured:
             return False
+        deltas = None
+        if memory.deltas is not None:
+            deltas = kernels.KeptDeltas(memory.deltas.addresses, run.mlp.ran_delta_index)
         h_ND, cache_rows = self.stream.settled(), run.cache_rows
         assert cache_rows is not None
-        has_run = kernels.run_layers(
-            stack, first, last, h_ND, run.query_rotation, memory.cache.stored, cache_rows, attending.by_kernel
+        going = kernels.run_layers(
+            stack,
+            first,
+            last,
+            h_ND,
+            run.keys_values_rotation,
+            memory.cache.stored,
+            cache_rows,
+            attending.by_kernel,
+            kept=run.kept,
+            deltas=deltas,
         )
-        if has_run:
-            self.executed.count_all(len(h_ND), last - first)
-        return has_run
+        if going is None:
+            return False
+        self.stream.h_ND = going
+        self.executed.count_layers(last - first, rows=len(h_ND), going=len(going))
+        return True
 
     def _mix(self, attention: Attention, index: int, run: PackedRun) -> Tensor | None:
         """Rewrites keys and values, and mixes the queries. Returns None if there are no queries."""

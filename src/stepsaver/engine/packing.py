@@ -79,8 +79,9 @@ class PackedRun(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every row runs every part."""
-        return self.is_fused and self.mlp.ran.indices is None
+        """Whether every row writes its keys and values, and every row that goes on after that runs every part."""
+        parts = (self.attention.ran, self.mlp.ran)
+        return self.keys_values.indices is None and all(part.indices is None and part.size for part in parts)
 
 
 def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:

@@ -105,7 +105,7 @@ def parse(text: str, package_name: str, kind: str) -> Any:
         if field in values:
             raise UsageError(f"{kind} {text!r} sets {field} twice")
         values[field] = _value(value, hints[field], f"{kind} {name}: {field}")
-    missing = [f.name for f in fields.values() if f.name not in values and f.default is dataclasses.MISSING]
+    missing = [field.name for field in fields.values() if field.name not in values and _has_no_default(field)]
     if missing:
         raise UsageError(f"{kind} {name} needs {', '.join(missing)}")
     return made(**values)
@@ -115,6 +115,10 @@ def describe(instance: Any) -> str:
     """The text for `parse` that gives this instance, with every field, so that defaults are on record too."""
     fields = ",".join(f"{f.name}={value_text(getattr(instance, f.name))}" for f in dataclasses.fields(instance))
     return f"{instance.name}:{fields}" if fields else instance.name
+
+
+def _has_no_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _value(text: str, hint: Any, where: str) -> Any:
@@ -130,7 +134,10 @@ def _value(text: str, hint: Any, where: str) -> Any:
         words = [word for each in choices for word in typing.get_args(each)]  # such as `all` instead of a number
         if text in words:
             return text
-        hint = next(each for each in choices if each is not type(None))
+        plain = [each for each in choices if each is not type(None) and typing.get_origin(each) is None]
+        if not plain:
+            raise unknown_name(where, text, words)
+        hint = plain[0]
     if hint is bool:
         if text not in ("true", "false"):
             raise UsageError(f"{where} {text!r} is neither true nor false")

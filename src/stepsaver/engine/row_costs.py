@@ -45,6 +45,7 @@ class RowCosts:
     measuring: float  # seconds that the measurement took
     rule: float = 0.0  # planning, per rule and sample in a tick
     cached_row: float = 0.0  # per row of a step's context and layer, however few the queries: the row has to be read
+    last_layer: float = 0.0  # of a last layer that reads fewer rows than it has, where the others run in one call
 
     @property
     def forward_rows(self) -> float:
@@ -117,6 +118,8 @@ def predicted_seconds(costs: RowCosts, record: ForwardRecord, rules: int = 0) ->
     seconds += _in_layers(costs, costs.mlp, mlp, record.layers.mlp, head_rows)
     seconds += costs.context_row * sum(entry.attention_run * _rows_seen(entry) for entry in running)
     seconds += costs.cached_row * sum(e.context * min(record.layers.attention, e.attention_run) for e in running)
+    if head_rows < sum(entry.rows for entry in running):
+        seconds += costs.last_layer
     return seconds + sum(_recomputing(costs, entry.recomputed_context) for entry in running)
 
 

@@ -1,8 +1,8 @@
 """The engine as a model of lm-eval: three methods, one decode loop for all of them.
 
-Every answer is handed to `on_record` when it is there, before anything is scored: a scorer that fails later loses
-nothing. Answers that are already known are taken from `known`, so an interrupted run goes on, and a failed scorer can
-be run again, without a forward.
+Every answer goes to `on_record` at once, before anything is scored, so a scorer that fails later loses nothing. Known
+answers are taken from `known`, so an interrupted run goes on where it stopped, and a failed scorer can be run again
+without a forward.
 """
 
 import logging
@@ -41,21 +41,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    default_new_tokens: int = NEW_TOKENS  # where a task sets no limit
-    token_limit: int | None = None  # instead of every task's own
+    default_new_tokens: int = NEW_TOKENS  # if a task sets no limit
+    token_limit: int | None = None  # replaces every task's own limit
     estimator: Estimator = "trajectory"
     score_stop: bool = False
     show_progress: bool | None = None  # None: on a terminal
 
     def of_answers(self, path: InferencePath) -> tuple[object, ...]:
-        """What an answer depends on besides its request and the engine."""
+        """What an answer depends on in addition to its request and the engine."""
         if path == "scoring":
             return self.estimator, self.score_stop
         return (self.default_new_tokens,) if self.token_limit is None else (self.default_new_tokens, self.token_limit)
 
 
 class OpenRequest(NamedTuple):
-    """A request that has to be run, and its position in the harness's list."""
+    """A request that has to be run, and its index in the harness's list."""
 
     position: int
     key: RequestKey
@@ -89,7 +89,7 @@ class StepsaverLM(LM):
         self._known = {record.key: record for record in known}
         self._on_record = on_record or (lambda record: None)
 
-    # What the harness asks for besides answers.
+    # What the harness needs in addition to answers.
 
     @property
     def tokenizer_name(self) -> str:
@@ -137,7 +137,7 @@ class StepsaverLM(LM):
         return [_loglikelihood(record) for record in records]
 
     def scored_lengths(self, requests: list[Instance]) -> list[ScoredLengths]:
-        """What a log-likelihood request will be to the engine, without running it."""
+        """The lengths that log-likelihood requests have for the engine. Nothing is run."""
         windows = (
             window
             for key, request in _keyed(requests)
@@ -160,7 +160,7 @@ class StepsaverLM(LM):
             self.engine,
             jobs,
             estimator=self.settings.estimator,
-            score_stop=self.settings.score_stop and not is_rolling,  # a text's windows do not end
+            score_stop=self.settings.score_stop and not is_rolling,  # a text's windows have no stop token at the end
             meter=self.meters["scoring"],
         )
         self._collect(answers, found, total=len(requests), verb="scoring", hidden=hidden)
@@ -172,7 +172,7 @@ class StepsaverLM(LM):
         return [Window(self._fit(before, after=after, what=str(key)), scored)]
 
     def _rolling_windows(self, key: RequestKey, text: str) -> Iterable[Window]:
-        """Every token once, each window as long as the model takes; the first begins after one `bos` token."""
+        """Scores every token once, in windows as long as the model can take. The first comes after one `bos` token."""
         bos = self.engine.decoding.bos_id
         if bos is None:
             raise UsageError(f"{key}: a text is scored after the bos token, and this model has none")
@@ -190,7 +190,7 @@ class StepsaverLM(LM):
     def _known_answers(
         self, requests: list[Instance], path: InferencePath
     ) -> tuple[dict[int, RequestRecord], list[OpenRequest]]:
-        """Answers from store by index, and the requests that are left."""
+        """Stored answers by index, and the requests that are left."""
         self.is_complete = False
         settings = self.settings.of_answers(path)
         answers: dict[int, RequestRecord] = {}
@@ -214,7 +214,7 @@ class StepsaverLM(LM):
         verb: str,
         hidden: bool,
     ) -> None:
-        """Hands over each record as it comes and puts it at its position."""
+        """Passes on each record when it is there, and stores it at its request's index."""
         shown = self.settings.show_progress
         disable = hidden or (None if shown is None else not shown)  # None: tqdm shows itself on a terminal only
         with tqdm(total=total, initial=len(answers), desc=verb, unit="request", disable=disable) as bar:
@@ -237,7 +237,7 @@ class StepsaverLM(LM):
 
 
 def _keyed(requests: Sequence[Instance]) -> Iterator[tuple[RequestKey, Instance]]:
-    """Each request with its identity. Requests made by hand have no document; their index stands for it."""
+    """Each request with its key. Requests made by hand have no document; their index is used instead."""
     seen: Counter[tuple[str, int, int]] = Counter()
     for index, request in enumerate(requests):
         document = index if request.doc_id is None else request.doc_id

@@ -1,4 +1,4 @@
-"""How right some answers of a task are, as lm-eval's filters and metrics say it: no need to have them all."""
+"""Scores some answers of a task with lm-eval's filters and metrics, without needing all of them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from stepsaver.evaluation.task_loading import LoadedTask
 def answer_values(
     task: LoadedTask, requests: Sequence[Instance], records: Sequence[RequestRecord]
 ) -> list[DocumentScore]:
-    """The value of every document whose requests are given, from 0 to 1, by the task's accuracy."""
+    """The value, from 0 to 1, of every document whose requests are given, by the task's accuracy metric."""
     metric, _, filter_name = task.accuracy.rpartition(",")
     answers: dict[tuple[str, int, int], list[Any]] = defaultdict(list)
     for record in records:
         given = record.text if record.path == "generation" else (record.loglikelihood, bool(record.is_greedy))
         answers[record.key.task, record.key.document, record.key.request].append(given)
     by_document: dict[tuple[str, int], list[Instance]] = defaultdict(list)
-    for request in requests:  # copies: the task's own keep no answers
+    for request in requests:  # copies, so that the task's own requests stay without answers
         responses = answers[request.task_name, request.doc_id, request.idx]
         assert responses, f"{request.task_name} document {request.doc_id} has no answer"
         answered = replace(request, resps=responses, filtered_resps={})

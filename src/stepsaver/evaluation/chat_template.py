@@ -1,4 +1,4 @@
-"""A checkpoint's chat template, rendered in a process of its own that cannot take more time or memory than is right."""
+"""Renders a checkpoint's chat template in a separate process with limited time and memory."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).with_name("template_process.py")
 
 
 class ChatTemplate:
-    """A template and the texts that it may use besides the messages, such as the stop token's."""
+    """A template, and the texts that it may use in addition to the messages, such as the stop token's."""
 
     def __init__(self, template: str, texts: Mapping[str, str]) -> None:
         self.template, self.texts = template, dict(texts)
@@ -57,6 +57,6 @@ class ChatTemplate:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """Without input the process ends by itself; nothing of it is left waiting."""
+    """Kills the process and waits for it, so that nothing of it is left."""
     process.kill()
     process.communicate()

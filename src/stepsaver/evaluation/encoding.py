@@ -1,4 +1,4 @@
-"""From a request's text to ids that fit the model."""
+"""Turns a request's text into ids that fit the model."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ class FittedPrompt(NamedTuple):
 
 
 def checked_text(text: str, where: str) -> str:
-    """A text, if it is one: half of a pair of surrogates, or bytes that are not UTF-8, cannot be encoded."""
+    """Refuses text that cannot be encoded: half of a surrogate pair, or bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -28,17 +28,17 @@ def checked_text(text: str, where: str) -> str:
 
 
 def encode_prompt(tokenizer: TextTokenizer, text: str, *, chat: bool) -> tuple[int, ...]:
-    """The ids of a prompt: as a user's message where the model has a chat template, else as it stands."""
+    """The ids of a prompt: as a user's message if the model has a chat template, else unchanged."""
     if chat and tokenizer.has_chat_template:
         text = tokenizer.chat_prompt([{"role": "user", "content": text}])
     return tuple(tokenizer.encode(text))
 
 
 def encode_pair(tokenizer: TextTokenizer, context: str, continuation: str) -> EncodedPair:
-    """The context is encoded alone, the pair whole; what follows the context's ids is the continuation.
+    """Encodes the context alone, and both texts together. What follows the context's ids is the continuation.
 
     So a word keeps the token it has in running text. White space that the task wrote between the two belongs to the
-    continuation: the harness's convention. White space that the chat template ends with is part of the prompt: moved,
+    continuation, as in the harness. White space at the end of the chat template stays in the prompt: if it were moved,
     it would be scored instead of the answer.
     """
     whole = tokenizer.encode(context + continuation)
@@ -46,17 +46,17 @@ def encode_pair(tokenizer: TextTokenizer, context: str, continuation: str) -> En
         before = tokenizer.encode(context.rstrip())
         return EncodedPair(tuple(before), tuple(whole[len(before) :]))
     before = tokenizer.encode(context)
-    is_split_there = whole[: len(before)] == before  # white space on both sides may be one token of the whole
+    is_split_there = whole[: len(before)] == before  # white space on both sides may become one token
     return EncodedPair(tuple(before), tuple(whole[len(before) :] if is_split_there else tokenizer.encode(continuation)))
 
 
 def _is_opened_by_template(tokenizer: TextTokenizer, context: str) -> bool:
     opening = tokenizer.answer_opening
-    return bool(opening.strip()) and context.endswith(opening)  # white space alone could be the task's as well
+    return bool(opening.strip()) and context.endswith(opening)  # mere white space could be the task's too
 
 
 def fit_left(ids: tuple[int, ...], *, room: int, after: int, what: str) -> FittedPrompt:
-    """Cuts a prompt from the left so that it and `after` further tokens fit into `room` positions."""
+    """Cuts a prompt from the left so that it and `after` more tokens fit into `room` positions."""
     most = room - after
     if most < 1:
         raise UsageError(f"{what}: {after} tokens leave no room for a prompt in the model's {room} positions")

@@ -1,6 +1,6 @@
 """Evaluates a loaded task with lm-eval's own evaluator: requests, answers, filters, metrics.
 
-Its request cache is never used: it keys on the prompt alone, so two configs would share their answers.
+Its request cache is never used: its key is the prompt alone, so two configs would share their answers.
 """
 
 import random
@@ -15,13 +15,13 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.task_loading import LoadedTask
 
-RANDOM_SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234  # lm-eval's own; some tasks draw from the global generators
+RANDOM_SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234  # lm-eval's own; some tasks use the global generators
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    limit: int | None = None  # documents of each task, from the first on
-    apply_chat_template: bool | None = None  # None: if the tokenizer has one
+    limit: int | None = None  # the number of documents of each task, counted from the first
+    apply_chat_template: bool | None = None  # None: yes if the tokenizer has one
     fewshot_as_multiturn: bool = True
     system_instruction: str | None = None
 
@@ -35,7 +35,7 @@ class DocumentScore:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """`accuracy` is the task's declared metric; `documents` say which ones it was earned on."""
+    """`accuracy` is the task's declared metric; `documents` has the score of each document."""
 
     task: str
     metric: str
@@ -55,13 +55,13 @@ class TaskResult:
 
 
 class ScoringFailed(RuntimeError):
-    """The model answered everything and a scorer failed. The answers were handed over before: score them again."""
+    """The model answered everything, but a scorer failed. The answers are stored and can be scored again."""
 
 
 def build_requests(
     lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions | None = None
 ) -> dict[str, list[Instance]]:
-    """The requests that an evaluation will make, by the task that makes them. Nothing is run."""
+    """The requests that an evaluation will make, by task. Nothing is run."""
     options = options or EvaluationOptions()
     uses_chat = _uses_chat(lm, options)
     _seed(task)
@@ -77,7 +77,7 @@ def build_requests(
             )
     except UsageError:
         raise
-    except Exception as error:  # a task's own Python and templates, on documents that anybody may have written
+    except Exception as error:  # a task's own Python and templates, on documents by anybody
         raise UsageError(f"task {task.name}: its documents make no requests: {type(error).__name__}: {error}") from None
     return {name: list(member.instances) for name, member in task.harness["tasks"].items()}
 
@@ -94,7 +94,7 @@ def evaluate_task(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions 
             lm,
             task.harness,
             limit=options.limit,
-            bootstrap_iters=0,  # the bench has intervals of its own
+            bootstrap_iters=0,  # the bench computes its own intervals
             system_instruction=options.system_instruction,
             apply_chat_template=uses_chat,
             fewshot_as_multiturn=options.fewshot_as_multiturn and uses_chat,
@@ -121,7 +121,7 @@ def _uses_chat(lm: StepsaverLM, options: EvaluationOptions) -> bool:
 
 
 def _seed(task: LoadedTask) -> None:
-    """Before every pass over a task: its few-shot examples are drawn anew, and every config must draw the same."""
+    """Seeds before every pass over a task: each pass draws few-shot examples, and every config must draw the same."""
     random.seed(RANDOM_SEED)
     np.random.seed(NUMPY_SEED)
     for member in task.harness["tasks"].values():
@@ -129,7 +129,7 @@ def _seed(task: LoadedTask) -> None:
 
 
 def _metric(results: dict[str, Any], name: str, key: str) -> float:
-    """The figure of a task, or of a group that lm-eval aggregated by the members' sizes."""
+    """The figure of a task, or of a group, which lm-eval averages by the members' sizes."""
     found = results["results"].get(name, {}).get(key)
     if found is None:
         found = results.get("groups", {}).get(name, {}).get(key)

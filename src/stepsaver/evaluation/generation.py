@@ -1,4 +1,4 @@
-"""Generation requests on the engine: jobs in, finished records out, in whatever order they finish."""
+"""Runs generation requests on the engine: jobs in, records out, in the order in which they finish."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +17,7 @@ WARM_UP_BLOCKS = 2
 
 
 class GenerationJob(NamedTuple):
-    position: int  # in the caller's list
+    position: int  # index in the caller's list
     key: RequestKey
     digest: str
     prompt: FittedPrompt
@@ -31,7 +31,7 @@ def generate_answers(
     parameters: GenerationParameters,
     meter: Meter,
 ) -> Iterator[tuple[GenerationJob, RequestRecord]]:
-    """Longest prompts first: neighbours in a batch are alike, and a batch that does not fit fails at once."""
+    """Runs the longest prompts first: lengths in a batch are then similar, and a batch that is too big fails early."""
     jobs = sorted(jobs, key=lambda job: -len(job.prompt.ids))
     block = engine.decoding.block_size
     stops = StopStrings(tokenizer, parameters.until, block_size=block)

@@ -1,4 +1,4 @@
-"""A task's generation keywords, checked. The harness passes them as a dictionary with several spellings."""
+"""Checks a task's generation keywords. The harness passes them as a dictionary, with several spellings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class GenerationParameters:
 def read_parameters(
     keywords: Mapping[str, Any], *, default_new_tokens: int, token_limit: int | None = None
 ) -> GenerationParameters:
-    """Greedy unless `do_sample` says otherwise, as in the harness, where a temperature alone implies sampling.
+    """Greedy unless `do_sample` says otherwise. As in the harness, a temperature alone implies sampling.
 
-    A `token_limit` stands for whatever the task says; the default serves where it says nothing.
+    A `token_limit` replaces the task's limit. The default is used if the task has none.
     """
     unknown = keywords.keys() - KNOWN_KEYS
     if unknown:
@@ -40,9 +40,10 @@ def read_parameters(
     given = keywords.get("temperature")
     samples = bool(keywords.get("do_sample", bool(given)))
     temperature = float(given) if given is not None else 1.0
+    top_p = keywords.get("top_p")
     sampling = Sampling(
         temperature=temperature if samples else 0.0,
-        top_p=float(keywords.get("top_p") or 1.0) if samples else 1.0,
+        top_p=float(top_p) if samples and top_p is not None else 1.0,
         seed=int(keywords.get("seed") or 0),
     )
     return GenerationParameters(strings, int(limits[0]) if limits else default_new_tokens, sampling)

@@ -1,4 +1,4 @@
-"""The hub's datasets: what it means in plain words that one cannot be had, and what to do. Never shows a token."""
+"""Explains in plain words why a dataset of the hub is not available, and what to do. Never shows a token."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ GPQA_PAGE = "https://huggingface.co/datasets/Idavidrein/gpqa"
 
 
 def dataset_problem(task: str, error: BaseException, *, is_gated: bool) -> UsageError | None:
-    """One line for an error of the hub or of the network, or None for any other error."""
+    """A one-line error for an error of the hub or the network; None for any other error."""
     causes = _chain(error)
     names = {kind.__name__ for cause in causes for kind in type(cause).__mro__}
     out_of_reach = names & {
@@ -35,9 +35,9 @@ def dataset_problem(task: str, error: BaseException, *, is_gated: bool) -> Usage
 
 @contextlib.contextmanager
 def reachable_hub() -> Iterator[None]:
-    """Takes the hub for offline while it is out of reach: what is cached loads, and the rest fails at once.
+    """Treats the hub as offline while it is out of reach, so cached datasets load and others fail at once.
 
-    The clients' own retries take half a minute per dataset, and MMLU has 57.
+    The clients' own retries take half a minute per dataset, and MMLU has 57 of them.
     """
     if is_hub_reachable():
         yield
@@ -54,7 +54,7 @@ def reachable_hub() -> Iterator[None]:
 
 
 def is_hub_reachable() -> bool:
-    """Whether a connection can be had. Behind a proxy only the clients themselves can tell, so it counts as one."""
+    """Whether the hub can be reached. Assumes so if there is a proxy, as only the clients themselves can tell then."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):

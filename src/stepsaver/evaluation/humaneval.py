@@ -1,7 +1,7 @@
-"""HumanEval's scorer: each completion is run in the sandbox, and its tests in another one.
+"""HumanEval's scorer: each completion runs in a sandbox, and its tests in another one.
 
-lm-eval's own scorer downloads code when its module is imported and runs programs without walls. Prompts, stop strings,
-the filter and the metric's key stay lm-eval's.
+lm-eval's own scorer downloads code when its module is imported, and runs programs without a sandbox. Prompts, stop
+strings, the filter and the metric's key stay lm-eval's.
 """
 
 from typing import Any
@@ -11,9 +11,9 @@ from stepsaver.evaluation.sandbox import run_program
 
 
 def scorer_changes(task: str) -> dict[str, Any]:
-    """What is laid over the official task: the filter that completes the program, and the metric that runs it.
+    """Our changes to the official task: the filter that completes the program, and the metric that runs it.
 
-    The tests of three problems use functions of their prompt. So the prompt stands before the tests too, where no
+    The tests of three problems use functions of their prompt. So the prompt is put before the tests too, where no
     program can change it.
     """
     build = build_instruct_predictions if task.endswith("_instruct") else build_predictions
@@ -30,13 +30,13 @@ def build_predictions(resps: list[list[str]], docs: list[dict[str, Any]]) -> lis
 
 
 def build_instruct_predictions(resps: list[list[str]], docs: list[dict[str, Any]]) -> list[list[str]]:
-    """The same for answers inside a code fence, which ends them."""
+    """The same for answers inside a code fence. The end of the fence ends the answer."""
     fenced = [[text.partition("```")[0] for text in texts] for texts in resps]
     return build_predictions(fenced, docs)
 
 
 def pass_at_k(references: list[str], predictions: list[list[str]], k: list[int]) -> dict[str, float]:
-    """The share of programs that pass their tests. lm-eval finds the metric's key by this function's result."""
+    """The share of programs that pass their tests. lm-eval takes the metric's key from this function's result."""
     assert k == [1], "one completion per problem"
     passed = [
         run_program(program, tests, entry_point=entry_point).passed
@@ -47,7 +47,7 @@ def pass_at_k(references: list[str], predictions: list[list[str]], k: list[int])
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """The tests, and the name of the function that their last line gives to `check`."""
+    """The tests, and the name of the function that their last line passes to `check`."""
     tests, mark, call = reference.rstrip().rpartition("\ncheck(")
     entry_point = call.removesuffix(")")
     if not mark or not entry_point.isidentifier():

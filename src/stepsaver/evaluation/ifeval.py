@@ -1,4 +1,4 @@
-"""What IFEval's checkers need, asked for before anything is generated: they would fail after it."""
+"""Checks for what IFEval's checkers need before anything is generated. They themselves would fail after it."""
 
 from stepsaver.engine.errors import UsageError
 
@@ -6,7 +6,7 @@ LANGUAGE_SEED = 0
 
 
 def require_ifeval() -> None:
-    """Finds NLTK's sentence data and fixes the seed of language detection, which is random otherwise."""
+    """Checks for NLTK's sentence data, and fixes the seed of language detection, which is else random."""
     try:
         import langdetect
         import nltk

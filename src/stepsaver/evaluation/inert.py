@@ -1,6 +1,6 @@
-"""Which reuse rules cannot act on a log-likelihood task, and why: said before a second is spent on them.
+"""Which reuse rules cannot act on a log-likelihood task, and why. The user is told before anything is run.
 
-Every rule reuses what an earlier step of the same block computed. Where a block never takes a second step there is
+Every rule reuses what an earlier step of the same block computed. If a block never takes a second step, there is
 nothing to reuse, and every config gives the same numbers to the last bit.
 """
 
@@ -14,7 +14,7 @@ from stepsaver.engine.rules.rule import Rule
 
 
 class ScoredLengths(NamedTuple):
-    """Tokens of a request's context and of its continuation."""
+    """The numbers of tokens in a request's context and continuation."""
 
     context: int
     continuation: int
@@ -34,7 +34,7 @@ def inert_rules(
     estimator: Estimator = "trajectory",
     score_stop: bool = False,
 ) -> tuple[InertRule, ...]:
-    """The rules that provably change nothing, each with the reason."""
+    """The rules that surely change nothing, each with the reason."""
     reason = no_second_step(
         requests, block_size=block_size, prediction=prediction, estimator=estimator, score_stop=score_stop
     )
@@ -43,7 +43,7 @@ def inert_rules(
 
 
 def acting_rules(rules: tuple[Rule, ...], inert: Iterable[InertRule]) -> tuple[Rule, ...]:
-    """What is left. Two configs with the same policy whose acting rules are the same give the same numbers."""
+    """The other rules. Two configs with the same policy and the same acting rules give the same numbers."""
     names = {each.rule for each in inert}
     return tuple(rule for rule in rules if registry.describe(rule) not in names)
 
@@ -56,7 +56,7 @@ def no_second_step(
     estimator: Estimator,
     score_stop: bool,
 ) -> str | None:
-    """Why no block ever takes a second step, or None. Then the decode policy has nothing to choose from, either."""
+    """Why no block ever takes a second step, or None. If so, the decode policy has nothing to choose either."""
     if estimator != "trajectory":
         return f"the {estimator} estimator is one forward per request, so there is no earlier step to reuse"
     steps = (most_steps(r, block_size=block_size, prediction=prediction, score_stop=score_stop) for r in requests)
@@ -70,10 +70,10 @@ def most_steps(
 ) -> int:
     """The most denoising steps that any one block of a request can take.
 
-    Every step reveals at least one row, so it is the number of the block's rows to be revealed. Where the
-    context opens a block, the first row is none of them: the prefill or the commit before it scores that one.
+    Every step reveals at least one row, so this is the number of rows to reveal in the block. If the context predicts a
+    block's first token, that row does not count: the prefill or the commit before the block scores it.
     """
-    start = max(request.context, 1)  # an empty context is one token
+    start = max(request.context, 1)  # an empty context becomes one token
     positions = range(start, start + request.continuation + score_stop)
     if not positions:
         return 0

@@ -1,11 +1,11 @@
-"""lm-eval's own command line with our engine in it, for those who have scripts around it.
+"""lm-eval's own command line with our engine in it, for users who have scripts around it.
 
     python -m stepsaver.evaluation.lm_eval_cli --model stepsaver \\
         --model_args pretrained=embedded,threshold=0.9,rules=[layer_reuse:k=2,layers=middle] \\
         --tasks mini_gsm8k --apply_chat_template --limit 10
 
-lm-eval has no plug-in entry points, so this registers the model and hands over. The tasks are lm-eval's own, with its
-own shuffles and scorers; what would give a wrong number or run code without walls that way is refused here.
+lm-eval has no plug-in entry points, so this registers the model and then runs lm-eval. The tasks are lm-eval's own,
+with its shuffles and scorers. Tasks that would give a wrong number, or run code without a sandbox, are refused here.
 """
 
 import sys
@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import lm_eval.models  # noqa: F401  (first, or lm-eval takes its own models for unknown)
+import lm_eval.models  # noqa: F401  (first, or lm-eval does not know its own models)
 from lm_eval.api.registry import register_model
 
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -42,15 +42,15 @@ REFUSED = {
 WHOLE_NUMBERS = ("batch_size", "max_gen_toks", "block_size", "sub_block_size", "mask_id")
 TRUTHS = ("prefix_cache", "block_cache", "score_stop")
 SETTLED_BY_RECIPE = ("rules", "policy", "threshold", "sub_block_size", "join")
-HARNESS_DEVICE = "cuda:0"  # what lm-eval passes when its user said nothing, on machines without one too
+HARNESS_DEVICE = "cuda:0"  # what lm-eval passes if the user said nothing, even without such a device
 
 
 @dataclass(frozen=True)
 class ModelArguments:
     """What `--model_args` may say. `rules` is one rule, or several in brackets with `;` between them.
 
-    `recipe` is a file of `stepsaver tune`; it takes the place of rules, policy, threshold, sub-block size and join, and
-    says the batch size where nobody else does.
+    `recipe` is a file of `stepsaver tune`. It replaces rules, policy, threshold, sub-block size and join, and sets the
+    batch size if nothing else does.
     """
 
     pretrained: str
@@ -80,18 +80,18 @@ class ModelArguments:
 
 @register_model("stepsaver")
 class RegisteredLM(StepsaverLM):
-    """The adapter as lm-eval makes it: from a dictionary of strings and numbers."""
+    """The adapter, made by lm-eval from a dictionary of strings and numbers."""
 
     @classmethod
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> "RegisteredLM":
         given = {name: value for name, value in (additional_config or {}).items() if value is not None}
-        given.pop("max_batch_size", None)  # for automatic batch sizes, which there are none of
+        given.pop("max_batch_size", None)  # for automatic batch sizes, which we do not have
         if given.get("device") == HARNESS_DEVICE:
             given["device"] = "auto"
         if "recipe" in arg_dict and str(given.get("batch_size")) == str(BATCH_SIZE):
-            given.pop("batch_size")  # what lm-eval passes when its user said nothing
+            given.pop("batch_size")  # what lm-eval passes if the user said nothing
         return cls._load(read_arguments(with_recipe({**given, **arg_dict})))
 
     @classmethod
@@ -112,7 +112,7 @@ class RegisteredLM(StepsaverLM):
             block_cache=arguments.block_cache,
             join=arguments.join,
         )
-        tokenizer = opened.tokenizer  # a folder without one is said before the weights are read
+        tokenizer = opened.tokenizer  # so that a folder without one fails before the weights are read
         engine = opened.engine(policy, rules, batch_size=arguments.batch_size)
         settings = AdapterSettings(
             default_new_tokens=arguments.max_gen_toks,
@@ -123,7 +123,7 @@ class RegisteredLM(StepsaverLM):
 
 
 def with_recipe(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with what a recipe settles."""
+    """The arguments with the settings of their recipe, if there is one."""
     if not given.get("recipe"):
         return given
     settled = next((name for name in SETTLED_BY_RECIPE if name in given), None)
@@ -149,7 +149,7 @@ def with_recipe(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_arguments(given: dict[str, Any]) -> ModelArguments:
-    """Checks names and types. lm-eval has turned texts that look like numbers or truth values into those."""
+    """Checks names and types. lm-eval has already converted texts that look like numbers or booleans."""
     known = {field.name: field for field in fields(ModelArguments)}
     for name in given:
         if name not in known:
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_command_line(given: Sequence[str]) -> None:
-    """Says before a model is loaded what would fail, or be wrong, after generation."""
+    """Refuses, before a model is loaded, what would fail or be wrong after generation."""
     if "--use_cache" in given:
         raise UsageError("--use_cache keys on the prompt alone and would mix the answers of different rules")
     for task in option_values(given, "--tasks"):
@@ -214,7 +214,7 @@ def check_command_line(given: Sequence[str]) -> None:
 
 
 def option_values(given: Sequence[str], option: str) -> list[str]:
-    """The values of an option that takes several, separated by spaces or commas."""
+    """The values of an option that takes several values, separated by spaces or commas."""
     if option not in given:
         return []
     after = given[given.index(option) + 1 :]

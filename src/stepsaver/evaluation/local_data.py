@@ -1,6 +1,6 @@
 """A task's documents from local files instead of the hub: JSONL (also gzipped), JSON, parquet and CSV.
 
-Files are read here and not by `datasets`, whose loaders look for the network even for local files and keep a cache.
+Files are not read by `datasets`: its loaders try the network even for local files, and keep a cache.
 """
 
 import csv
@@ -15,9 +15,9 @@ from stepsaver.engine.errors import UsageError, shown
 
 EXTENSIONS = (".jsonl.gz", ".jsonl", ".json", ".parquet", ".csv")
 SHARD = r"(?:[-_]\d[\w-]*)?"  # `train_200`, `test-00000-of-00001`
-# Files that their authors publish without a header; other copies of them have one, which begins with the same name.
+# Files that their authors publish without a header. Other copies have a header, which begins with the same name.
 COLUMNS = {"cais/mmlu": ("question", "A", "B", "C", "D", "answer")}
-FILE_NAMES = {"openai/openai_humaneval": "humaneval"}  # what the authors' own files are called
+FILE_NAMES = {"openai/openai_humaneval": "humaneval"}  # the names of the authors' own files
 MMLU_CHOICES = (("A", "B", "C", "D"), ("choice0", "choice1", "choice2", "choice3"))
 
 
@@ -34,7 +34,7 @@ class DataSource(NamedTuple):
 
 
 def read_split(folder: Path, source: DataSource, split: str, *, is_evaluated: bool) -> list[dict[str, Any]] | None:
-    """The documents of a split, or None where the folder has no file for it."""
+    """The documents of a split, or None if the folder has no file for it."""
     files = find_files(folder, source, split, is_evaluated=is_evaluated)
     if not files:
         return None
@@ -43,12 +43,12 @@ def read_split(folder: Path, source: DataSource, split: str, *, is_evaluated: bo
         raise UsageError(f"{files[0]} has no documents")
     for row in rows:
         if not isinstance(row, dict):
-            raise UsageError(f"{files[0]}: {shown(row)} is no document with named fields")
+            raise UsageError(f"{files[0]}: {shown(row)} is not a document with named fields")
     return [_converted(source, row) for row in rows]
 
 
 def find_files(folder: Path, source: DataSource, split: str, *, is_evaluated: bool) -> list[Path]:
-    """The first stem that has files wins. Several files are one split only if they are numbered shards of it."""
+    """The files of the first stem that has any. Several files are allowed only if they are numbered shards."""
     files = [(_stem(path.relative_to(folder)), path) for path in sorted(folder.rglob("*")) if _is_data(path)]
     for stem in file_stems(source, split, is_evaluated=is_evaluated):
         found = [path for name, path in files if re.fullmatch(re.escape(stem.lower()) + SHARD, name)]
@@ -60,7 +60,7 @@ def find_files(folder: Path, source: DataSource, split: str, *, is_evaluated: bo
 
 
 def file_stems(source: DataSource, split: str, *, is_evaluated: bool) -> list[str]:
-    """Where a split may be, nearest to the task's own name first. A file without a split holds what is evaluated."""
+    """Names that a split's file may have, nearest to the task's first. A name without a split is the evaluated one."""
     task, dataset, name = source.task, source.dataset, source.dataset_name
     stems = [f"{task}_{split}", f"{task}/{split}"]
     if name:
@@ -105,7 +105,9 @@ def _read_csv(lines: Iterable[str], columns: tuple[str, ...] | None) -> list[dic
 
 
 def _converted(source: DataSource, row: Mapping[str, Any]) -> dict[str, Any]:
-    """MMLU's CSV files have a column per choice and a letter or a digit; the hub's copy has a list and an index."""
+    """Converts a row to the hub's form: MMLU's CSV files have a column per choice and a letter or digit as the answer,
+    the hub's copy has a list and an index.
+    """
     if source.dataset_path != "cais/mmlu" or "choices" in row:
         return dict(row)
     names = next((names for names in MMLU_CHOICES if all(name in row for name in names)), None)

@@ -1,4 +1,4 @@
-"""From the name of a model to a folder: `embedded`, a local folder, or a hub id. Nothing else of the hub is used."""
+"""Finds the folder of a model by its name: `embedded`, a local folder, or a hub id. Uses nothing else of the hub."""
 
 import os
 import re
@@ -13,13 +13,13 @@ from stepsaver.evaluation.embedded import MODEL_FOLDER
 
 EMBEDDED = "embedded"
 MASK_TOKENS = ("|<MASK>|", "<|mask|>")
-# Weights, configurations, tokenizers and chat templates. Never code, and never pickles.
+# Weights, configurations, tokenizers and chat templates. Never code or pickles.
 FILE_PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve_model(name: str, *, revision: str | None = None, downloads: bool = True) -> Path:
-    """The folder of a model. A hub id is downloaded once into the hub's own cache, if it may be."""
+    """The folder of a model. A hub id is downloaded once, into the hub's own cache, if `downloads` allows it."""
     if name == EMBEDDED:
         if not (MODEL_FOLDER / "config.json").exists():
             raise UsageError(f"the embedded model is missing from {MODEL_FOLDER}")
@@ -28,7 +28,7 @@ def resolve_model(name: str, *, revision: str | None = None, downloads: bool = T
     try:
         if name and folder.is_dir():
             return folder
-    except OSError as error:  # of a name that no file system takes
+    except OSError as error:  # a name that no file system takes
         raise UsageError(f"no model {shown(name)}: {error.strerror}") from None
     if not HUB_ID.fullmatch(name) or name.startswith((".", "/")):
         raise UsageError(f"no model {shown(name)}: expected {EMBEDDED!r}, a folder, or a hub id such as owner/name")
@@ -36,13 +36,13 @@ def resolve_model(name: str, *, revision: str | None = None, downloads: bool = T
 
 
 def hub_revision(folder: Path) -> str | None:
-    """The commit of a checkpoint that lies in the hub's cache, which names its folder; None for any other folder."""
+    """The commit of a checkpoint in the hub's cache, which is its folder's name; None for any other folder."""
     return folder.name if folder.parent.name == "snapshots" else None
 
 
 def _download(name: str, revision: str | None, downloads: bool) -> Path:
-    """The hub's own client finds `HF_TOKEN` or the stored login by itself, so no token passes through here."""
-    if find_spec("huggingface_hub") is None:  # it comes with tokenizers, unless somebody took it away
+    """Downloads with the hub's own client. It finds `HF_TOKEN` or the stored login itself, so we never see a token."""
+    if find_spec("huggingface_hub") is None:  # it comes with tokenizers, unless somebody removed it
         raise UsageError(f"model {name} is on the hub: pip install huggingface_hub, or give a folder")
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import (
@@ -74,7 +74,7 @@ def _offline_note() -> str:
 
 
 def read_mask_id(folder: Path) -> int | None:
-    """The id of the mask token by the tokenizer's files, for checkpoints whose `config.json` does not name it."""
+    """The id of the mask token from the tokenizer's files, for checkpoints whose `config.json` does not name it."""
     configuration = _checked(folder / "tokenizer_config.json", {"added_tokens_decoder": Entries()})
     ids = _added_tokens(folder, configuration.get("added_tokens_decoder", {}))
     named = configuration.get("mask_token")
@@ -85,7 +85,7 @@ def read_mask_id(folder: Path) -> int | None:
 
 
 def _added_tokens(folder: Path, decoder: dict[str, Any]) -> dict[str, int]:
-    """Tokens beyond the base vocabulary, from each of the places where a tokenizer may keep them."""
+    """Tokens outside the base vocabulary, from all files in which a tokenizer may keep them."""
     listed = _checked(folder / "tokenizer.json", {"added_tokens": Many(Entries())}).get("added_tokens", [])
     pairs: list[tuple[Any, Any]] = list(read_json(folder / "added_tokens.json").items())
     pairs += [(entry.get("content"), entry.get("id")) for entry in listed]
@@ -99,7 +99,7 @@ def _added_tokens(folder: Path, decoder: dict[str, Any]) -> dict[str, int]:
 
 
 def _checked(path: Path, table: dict[str, Field]) -> dict[str, Any]:
-    """A file's content, its fields of the table checked."""
+    """A file's fields that are in the table, checked."""
     content = read_json(path)
     try:
         read_fields(content, table)

@@ -1,4 +1,4 @@
-"""The one way to open a model by its name: what is wrong with it is said before a weight is read."""
+"""The one way to open a model by its name. Reports what is wrong with it before any weight is read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ from stepsaver.evaluation.tokenizer import TextTokenizer
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model whose configuration was read and whose decoding is settled. Tokenizer and weights come when asked for."""
+    """A model whose configuration and decoding settings are known. Tokenizer and weights are loaded when needed."""
 
     name: str
     folder: Path
@@ -48,7 +48,7 @@ class OpenModel:
         return load_model(self.folder, dtype=self.dtype, device=self.device, weights=self.weights)
 
     def outline(self) -> Transformer:
-        """The network without weights: it can be planned for and counted, not run."""
+        """The network without weights: good for planning and counting, but it cannot run."""
         with torch.device("meta"):
             return Transformer(self.config).to(self.dtype)
 
@@ -59,7 +59,7 @@ class OpenModel:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Logits that are not finite come of the checkpoint: one line with its name."""
+        """Turns an error about logits that are not finite, the checkpoint's fault, into one line with its name."""
         try:
             yield
         except NonFiniteLogits as error:
@@ -81,7 +81,7 @@ def open_model(
     block_cache: bool = DecodingSettings.block_cache,
     join: Join = "auto",
 ) -> OpenModel:
-    """Finds the folder and reads its configuration. What is None is the checkpoint's or the architecture's own."""
+    """Finds the folder and reads its configuration. None means the value of the checkpoint or the architecture."""
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
     check_weights(weights, chosen_dtype, chosen_device)

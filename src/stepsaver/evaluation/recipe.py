@@ -1,7 +1,7 @@
-"""A recipe: settings of a decode that were measured, and what they were measured with. `stepsaver tune` writes them.
+"""A recipe: measured decode settings, and what they were measured with. `stepsaver tune` writes recipes.
 
-Settings are taken as they stand; where they are used with another model, precision, device, version or batch size than
-they were measured with, that is said in one line, since neither speed-up nor drop is known there.
+The settings are used unchanged. If the model, precision, device, version or batch size is not the measured one, a
+one-line note says so, since speed-up and drop are then unknown.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from stepsaver.engine.models.config import MOST_BLOCK_ROWS
 from stepsaver.engine.policies.policy import Policy, parse_policy
 from stepsaver.engine.rules.rule import Rule, parse_rule
 
-Measure = Literal["accuracy", "agreement"]  # of answers with labels, or with those of plain decoding
+Measure = Literal["accuracy", "agreement"]  # compares answers with labels, or with the answers of plain decoding
 NAMED_VERSIONS = ("stepsaver", "torch")
 
 
@@ -48,13 +48,13 @@ class Figure(_Part):
 
 
 class Measured(_Part):
-    """What was confirmed, on problems that no search had seen."""
+    """What was confirmed, on problems that the search had not seen."""
 
     measure: Measure
     task: str
     problems: int = Field(ge=1)
     confidence: float = Field(gt=0, lt=1)  # of both intervals
-    attempt: int = Field(default=1, ge=1)  # which candidate it was that was confirmed
+    attempt: int = Field(default=1, ge=1)  # the number of the candidate that was confirmed
     against: str  # the baseline's settings
     max_drop: float
     speed_up: Figure
@@ -70,7 +70,7 @@ class Measured(_Part):
 
 
 class Recipe(_Part):
-    """What is decoded how, in how large batches."""
+    """Rules, policy, other decode settings and batch size, and what was measured with them."""
 
     rules: tuple[str, ...] = ()
     policy: str
@@ -100,7 +100,7 @@ class Recipe(_Part):
         return parse_policy(self.policy)
 
     def differences(self, *, model: str, dtype: str, device: str, batch_size: int) -> str | None:
-        """One line that says what is not as it was measured; none if all is, or nobody knows."""
+        """One line that says what differs from the measurement; None if nothing does, or if it is not known."""
         made = self.made_for
         if made is None:
             return None
@@ -125,7 +125,7 @@ def versions_here() -> dict[str, str]:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe from its file; what is wrong with it is one line."""
+    """Reads a recipe from its file. Anything wrong with it is an error of one line."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -143,7 +143,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """The recipe as YAML, with what was measured in the first line."""
+    """The recipe as YAML. The first line says what was measured."""
     content: Mapping[str, Any] = recipe.model_dump(mode="json", exclude_none=True)
     head = f"# {recipe.measured}.\n" if recipe.measured else ""
     return head + yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=100)

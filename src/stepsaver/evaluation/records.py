@@ -1,4 +1,4 @@
-"""What one request gave, in full, so that it can be stored before anything is scored and answered from store later."""
+"""The full result of one request. It is stored before anything is scored, and can answer the request again later."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ InferencePath = Literal["generation", "scoring"]
 
 
 class RequestKey(NamedTuple):
-    """Which request of which document; `repeat` counts the copies of a request that a task asks for."""
+    """Which request of which document. `repeat` counts the copies, if a task asks for several."""
 
     task: str
     document: int
@@ -26,11 +26,11 @@ class RequestKey(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """`ids` are the generated tokens, with the stop token, or the continuation that was scored."""
+    """`ids` are the generated tokens including the stop token, or the continuation that was scored."""
 
     key: RequestKey
     path: InferencePath
-    digest: str  # of all that the answer depends on besides the engine
+    digest: str  # of everything that the answer depends on, except the engine
     prompt_tokens: int
     tokens_cut: int  # from the left of a prompt that was too long
     ids: tuple[int, ...]
@@ -47,7 +47,7 @@ class RequestRecord:
 
 
 def request_digest(arguments: tuple[Any, ...]) -> str:
-    """Identifies a request by its content: the prompt and the keywords, or context and continuation, and settings."""
+    """Identifies a request by its content: prompt and keywords, or context and continuation, and the settings."""
     return hashlib.sha256(json.dumps(arguments, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -71,6 +71,6 @@ def record_from_json(line: Mapping[str, Any]) -> RequestRecord:
 
 
 def require_same_request(record: RequestRecord, digest: str) -> None:
-    """A stored answer to another prompt would be scored as if it were to this one."""
+    """Refuses a stored answer to another prompt, which would be scored as if it answered this one."""
     if record.digest != digest:
         raise UsageError(f"the stored answer to {record.key} belongs to another prompt or other generation keywords")

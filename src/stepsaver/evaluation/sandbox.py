@@ -1,24 +1,24 @@
-"""Judges a program that a model wrote: it runs behind walls, and its verdict is made where it cannot reach.
+"""Judges a program that a model wrote. It runs behind walls, and the verdict is made where it cannot reach.
 
-    run_program -> supervisor -> judge    runs the tests, and says whether they held
+    run_program -> supervisor -> judge    runs the tests, and says whether they passed
                               -> program  runs the program, and answers the judge's questions
 
-Judge and program are two processes, each the only one in its own process, network, mount and queue namespaces, as
-nobody, within limits. One socket connects them. The tests are in the judge: they call a function that sends its
+Judge and program are two processes. Each is alone in its own process, network, mount and queue namespaces, runs as user
+nobody, and has limits. One socket connects them. The tests are in the judge: they call a function that sends its
 arguments to the program and gets a value back. So a program
 
-- cannot report. The way from the judge to the supervisor is a pipe that the program's process never had, and it can
-  neither see nor signal nor trace the judge. All that it can do is to answer, in time.
+- cannot report its own verdict. The judge reports through a pipe that the program's process never had, and the program
+  cannot see, signal or trace the judge. All it can do is answer in time.
 - cannot read what is expected of it. The tests never enter its process.
-- cannot answer with an object that equals all. Values cross the socket as plain data (`sandboxed/values.py`); any
-  other object arrives as one that equals nothing. Arguments are copies: changing them does not reach the tests.
-- cannot flood. The judge reads one answer per question, at most a megabyte of it; the supervisor a kilobyte of report.
-- cannot stop the scoring. Only what fails before its first line runs is called a fault of the sandbox; whatever it does
-  then, an exit status or a death by signal included, is its own failure.
+- cannot answer with an object that equals everything. Values cross the socket as plain data (`sandboxed/values.py`);
+  any other object arrives as one that equals nothing. Arguments are copies: changing them does not affect the tests.
+- cannot flood. The judge reads one answer per question, at most a megabyte; the supervisor reads a kilobyte of report.
+- cannot stop the scoring. Only a failure before the program's first line counts as a fault of the sandbox. Whatever the
+  program does after that, including an exit status or a death by signal, is its own failure.
 
-A value that the tests accept is a right answer here as everywhere: a program that has the answers by heart passes.
+A value that the tests accept is a right answer, here as everywhere: a program that knows the answers by heart passes.
 
-Where the machine does not allow the walls, it refuses. There is no weaker way to run such a program here.
+If the machine does not allow the walls, this refuses to run. There is no weaker way to run such a program here.
 """
 
 import contextlib
@@ -34,17 +34,17 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.sandboxed.launch import command
 from stepsaver.evaluation.sandboxed.supervisor import READY, STARTING_SECONDS
 
-GRACE_SECONDS = 30.0  # the supervisor ends a program in time by itself; this is for a machine that stands still
+GRACE_SECONDS = 30.0  # normally the supervisor ends a program in time; this is for a machine that stalls
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Three seconds as in the benchmark's own harness. A program may start threads, but no processes."""
+    """Three seconds, as in the benchmark's own harness. A program may start threads, but no processes."""
 
     seconds: float = 3.0
     memory_bytes: int = 1 << 30
     file_bytes: int = 1 << 20
-    threads: int = 256  # of all processes of one user: root's programs share nobody with what else runs as nobody
+    threads: int = 256  # over all processes of one user: run by root, programs share user nobody with other processes
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Outcome:
 
 
 class CannotIsolate(UsageError):
-    """This machine does not allow the namespaces that the sandbox is made of."""
+    """This machine does not allow the namespaces that the sandbox needs."""
 
 
 def require_sandbox(*, confirmed: bool, task: str) -> None:
-    """Before anything is generated: the caller agreed to run model-written code, and this machine can contain it."""
+    """Before anything is generated: checks that the caller agreed to run model-written code, and tries the sandbox."""
     if not confirmed:
         raise UsageError(f"{task} runs code that the model wrote; confirm that with --confirm-run-unsafe-code")
     tests = "def check(candidate):\n    assert candidate(21) == 42\n"
@@ -71,7 +71,7 @@ def require_sandbox(*, confirmed: bool, task: str) -> None:
 
 
 def run_program(program: str, tests: str, *, entry_point: str, limits: Limits | None = None) -> Outcome:
-    """Passed if `check(candidate)` of the tests returns, in time, with the program's `entry_point` as the candidate."""
+    """Passes if the tests' `check(candidate)` returns in time, with the program's `entry_point` as the candidate."""
     limits = limits or Limits()
     interpreter, folder = os.path.realpath(sys.executable), str(Path(__file__).resolve().parent)
     settings = {
@@ -100,7 +100,7 @@ def run_program(program: str, tests: str, *, entry_point: str, limits: Limits | 
 
 
 def _outcome(report: bytes, status: int) -> Outcome:
-    """After the mark that the program ran, everything is its own doing, also a supervisor that is no more."""
+    """The outcome by a report. After the mark that the program ran, any failure is its own, even a dead supervisor."""
     if not report.startswith(READY):
         fault = json.loads(report)["cannot_isolate"] if report else f"its supervisor ended with status {status}"
         raise CannotIsolate(f"this machine cannot contain it: {fault}")
@@ -109,7 +109,7 @@ def _outcome(report: bytes, status: int) -> Outcome:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kills the session; the kernel then ends every process of the namespaces with their first ones."""
+    """Kills the session. With the first process of a namespace, the kernel ends all others in it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

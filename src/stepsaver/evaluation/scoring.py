@@ -1,4 +1,4 @@
-"""Log-likelihood requests on the engine: jobs in, finished records out, in whatever order they finish."""
+"""Runs log-likelihood requests on the engine: jobs in, records out, in the order in which they finish."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -19,9 +19,9 @@ class Window(NamedTuple):
 
 
 class ScoringJob(NamedTuple):
-    """One request. It has several windows where its text is longer than the model, and none where it is empty."""
+    """One request. It has several windows if its text is too long for the model, and none if it is empty."""
 
-    position: int  # in the caller's list
+    position: int  # index in the caller's list
     key: RequestKey
     digest: str
     windows: tuple[Window, ...]
@@ -30,7 +30,7 @@ class ScoringJob(NamedTuple):
 def score_answers(
     engine: Engine, jobs: list[ScoringJob], *, estimator: Estimator, score_stop: bool, meter: Meter
 ) -> Iterator[tuple[ScoringJob, RequestRecord]]:
-    """Requests of one context stay neighbours, so that the engine shares its prefill; long contexts come first."""
+    """Runs long contexts first. Requests with the same context stay together, so that the engine shares its prefill."""
     windows = [(job, window) for job in jobs for window in job.windows]
     windows.sort(key=lambda each: (-len(each[1].context.ids), each[1].context.ids, each[0].position))
     asked = [ScoreRequest(window.context.ids, window.continuation) for _, window in windows]

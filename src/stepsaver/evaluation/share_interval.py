@@ -1,4 +1,4 @@
-"""How far a share that was counted may be from the true one."""
+"""How far a counted share may be from the true one."""
 
 from math import sqrt
 from statistics import NormalDist

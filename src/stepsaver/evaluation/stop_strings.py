@@ -1,4 +1,4 @@
-"""Stop strings: where a generated text ends. A block or a token may end in the middle of one."""
+"""Stop strings: where a generated text ends. A block or a token may end in the middle of a stop string."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ SLACK_TOKENS = 8  # a character can be split over up to four tokens, at both end
 
 
 class StopStrings:
-    """Finds stop strings in tokens. Those that are one token, such as `<|im_end|>`, are also found as that token.
+    """Finds stop strings in tokens. A stop string that is one token, such as `<|im_end|>`, is also found as that token.
 
-    The search while decoding looks at the end of the text only, so its cost does not grow with the text; `text` looks
-    at everything and decides.
+    While decoding, only the end of the text is searched, so the cost does not grow with the text. `text` searches
+    everything and has the last word.
     """
 
     def __init__(self, tokenizer: TextTokenizer, strings: Sequence[str], *, block_size: int) -> None:
@@ -22,7 +22,7 @@ class StopStrings:
         self._window = block_size + longest + SLACK_TOKENS
 
     def are_reached(self, ids: Sequence[int]) -> bool:
-        """Whether the last block completed a stop string. A token is at least one byte, which bounds the window."""
+        """Whether the last block completed a stop string. A token has at least one byte, which bounds the window."""
         window = ids[-self._window :]
         if not self._strings:
             return False

@@ -1,7 +1,7 @@
-"""From a task's name to lm-eval's task objects, with everything checked that would fail after generation.
+"""Loads lm-eval's task objects by a task's name, and checks everything that would fail after generation.
 
-The harness's own definitions are used, file by file; what we change is laid over them in its index: local documents,
-GPQA's shuffle, HumanEval's scorer, and the prompts of our variants.
+The harness's own definitions are used, file by file. Our changes replace entries of its index: local documents, GPQA's
+shuffle, HumanEval's scorer, and the prompts of our variants.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from stepsaver.evaluation.task_registry import (
     unknown_task,
 )
 
-REPORTED_AS = {"pass_at_k": "pass@1"}  # a metric function whose result has another key than its name
+REPORTED_AS = {"pass_at_k": "pass@1"}  # metric functions whose result's key is not their name
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """`metric` names the accuracy of a task that has no declaration, or another one than the declared."""
+    """`metric` names the accuracy of a task that has no declaration, or replaces the declared one."""
 
     data_dir: Path | None = None
     num_fewshot: int | None = None
@@ -41,7 +41,7 @@ class TaskOptions:
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """A task, or a group of tasks, ready to be evaluated. `harness` is what lm-eval's `evaluate` takes."""
+    """A task or a group of tasks, ready to be evaluated. `harness` is what lm-eval's `evaluate` takes."""
 
     name: str
     path: InferencePath
@@ -52,13 +52,13 @@ class LoadedTask:
 
     @property
     def num_fewshot(self) -> int | dict[str, int]:
-        """Examples in a prompt; by task where the tasks of a group differ."""
+        """The number of examples in a prompt; by task if the tasks of a group differ."""
         shots = {name: int(task.config.num_fewshot or 0) for name, task in self.harness["tasks"].items()}
         return shots if len(set(shots.values())) > 1 else next(iter(shots.values()))
 
 
 def load_task(name: str, options: TaskOptions | None = None) -> LoadedTask:
-    """Checks and loads a task, documents included. Do this before a model is loaded, for most mistakes show here."""
+    """Checks and loads a task with its documents. Do this before loading a model, as most mistakes show up here."""
     options = options or TaskOptions()
     declaration, manager = _locate(name)
     _require_preparation(name, declaration, options)
@@ -83,7 +83,7 @@ def _require_preparation(name: str, declaration: TaskDeclaration | None, options
 
 
 def _locate(name: str) -> tuple[TaskDeclaration | None, Any]:
-    """The declaration that holds for a name, and an index that has it. A pattern may cover names it has no task for."""
+    """The declaration for a name, if any, and an index that has the name. A pattern may cover names without a task."""
     declaration = find_declaration(name)
     if declaration is not None:
         manager = _index_of([package_folder(place) for place in (declaration.source, declaration.groups) if place])
@@ -96,7 +96,7 @@ def _locate(name: str) -> tuple[TaskDeclaration | None, Any]:
 
 
 def _index_of(folders: list[Path] | None) -> Any:
-    """An index of a few folders takes a tenth of a second. Groups that we do not declare need the whole one."""
+    """An index of some folders, which takes a tenth of a second. Groups that we do not declare need the whole index."""
     from lm_eval.tasks import TaskManager
 
     if folders is not None:
@@ -108,7 +108,7 @@ def _index_of(folders: list[Path] | None) -> Any:
 def _changed_entries(
     index: Mapping[str, Any], base: str, declaration: TaskDeclaration | None, options: TaskOptions
 ) -> dict[str, Any]:
-    """New index entries for the tasks below `base`, under their own names or under those of a variant."""
+    """New index entries for the tasks below `base`, under their own names or a variant's."""
     suffix = declaration.suffix if declaration else ""
     entries = {}
     missing = []
@@ -128,7 +128,7 @@ def _changed_entries(
 
 
 def _variant_groups(index: Mapping[str, Any], name: str, suffix: str) -> dict[str, Any]:
-    """Entries for what is above the single tasks of a variant: groups and tags as in the index, under its names."""
+    """Entries for a variant's groups and tags: the same as in the index, under the variant's names."""
     entry = index[name]
     if entry.kind.name == "TAG":
         return {name + suffix: replace(entry, name=name + suffix, tags={tag + suffix for tag in entry.tags})}
@@ -159,7 +159,7 @@ def _leaves(index: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _leaves_of(index: Mapping[str, Any], members: Any) -> Iterator[str]:
-    """A group's members: names, tasks with changes of their own, and groups that are written in place."""
+    """The single tasks of a group's members, which are names, tasks with changes, or inline groups."""
     if isinstance(members, str):
         yield from _leaves(index, members) if members in index else ()
     elif isinstance(members, Mapping):
@@ -176,7 +176,7 @@ def _config(entry: Any, declaration: TaskDeclaration | None) -> dict[str, Any]:
     preparation = declaration.preparation if declaration else None
     try:
         config = load_yaml(entry.yaml_path, resolve_func=preparation != "humaneval")
-    except Exception as error:  # the file may name any Python of its own
+    except Exception as error:  # the file may refer to any Python code
         raise _not_loadable(entry.name, error) from error
     if preparation == "humaneval":
         config |= humaneval.scorer_changes(entry.name)
@@ -188,7 +188,7 @@ def _config(entry: Any, declaration: TaskDeclaration | None) -> dict[str, Any]:
 def _take_local_documents(
     config: dict[str, Any], leaf: str, declaration: TaskDeclaration | None, options: TaskOptions
 ) -> bool:
-    """Points a task at local files. False where what it evaluates is not there."""
+    """Makes a task use local files. Returns False if the documents that it evaluates are missing."""
     folder = package_folder(declaration.data) if declaration and declaration.data else options.data_dir
     if folder is None:
         return True
@@ -214,7 +214,7 @@ def _take_local_documents(
 
 
 def _fewshot_split(config: Mapping[str, Any], num_fewshot: int | None) -> str | None:
-    """Where lm-eval takes examples from, if it needs any from the documents."""
+    """The split that lm-eval takes examples from, if it needs any from the documents."""
     shots = config.get("num_fewshot") if num_fewshot is None else num_fewshot
     if not shots or (config.get("fewshot_config") or {}).get("samples"):
         return None
@@ -223,7 +223,7 @@ def _fewshot_split(config: Mapping[str, Any], num_fewshot: int | None) -> str | 
 
 @dataclass(frozen=True)
 class _Documents:
-    """What lm-eval calls instead of the hub. It passes the task's metadata, which says nothing about documents."""
+    """lm-eval calls this instead of the hub. It passes the task's metadata, which says nothing about documents."""
 
     splits: dict[str, list[dict[str, Any]]]
 
@@ -241,17 +241,17 @@ def _load(manager: Any, name: str, *, is_gated: bool) -> dict[str, Any]:
 
 
 def _not_loadable(name: str, error: Exception) -> UsageError:
-    """One line of whatever lm-eval, or a package that a task needs, has to say."""
+    """A one-line error for whatever lm-eval, or a package that a task needs, reports."""
     said = next(iter(str(error).strip().splitlines()), "")
     reason = said if isinstance(error, ImportError | AssertionError) else f"{type(error).__name__}: {said}"
     return UsageError(f"task {name} cannot be loaded by lm-eval: {reason}")
 
 
 def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
-    """As lm-eval does it, except that shots for a task that is 0-shot by definition are an error and not ignored."""
+    """Does what lm-eval does, but shots for a task that is 0-shot by definition are an error instead of ignored."""
     own = task.get_config("num_fewshot")
     if num_fewshot is not None and own == 0 and num_fewshot:
-        raise UsageError(f"{task.config.task} is a 0-shot task by definition; {num_fewshot} shots cannot be had")
+        raise UsageError(f"{task.config.task} is a 0-shot task by definition; {num_fewshot} shots are not possible")
     if num_fewshot is not None or own is None:
         task.set_config(key="num_fewshot", value=num_fewshot or 0)
 
@@ -270,7 +270,7 @@ def _loaded(
         raise UsageError(f"task {name} has no metric {accuracy!r}; it has {' '.join(keys)}")
     runs_unsafe_code = any(getattr(task, "UNSAFE_CODE", False) for task in tasks)
     if runs_unsafe_code and not (declaration and declaration.preparation == "humaneval"):
-        raise UsageError(f"task {name} runs model-written programs, and lm-eval's scorer of it has no sandbox")
+        raise UsageError(f"task {name} runs model-written programs, and lm-eval's scorer for it has no sandbox")
     scores = all(task.OUTPUT_TYPE != "generate_until" for task in tasks)
     return LoadedTask(
         name,
@@ -303,7 +303,7 @@ def _laid_over(index: dict[str, Any], entries: Mapping[str, Any]) -> Iterator[No
 
 @contextlib.contextmanager
 def _quiet_harness() -> Iterator[None]:
-    """It warns about every task with documents of its own."""
+    """Silences lm-eval, which warns about every task that has its own documents."""
     harness = logging.getLogger("lm_eval")
     level = harness.level
     harness.setLevel(logging.ERROR)

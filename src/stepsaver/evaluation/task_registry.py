@@ -1,7 +1,7 @@
-"""The tasks we know: one file each under `tasks/`, which says where lm-eval defines it and what its accuracy is.
+"""The tasks we know. Each has a file in `tasks/` that says where lm-eval defines it and what its accuracy is.
 
-The accuracy of a task is declared, never guessed by trying keys. Any other task of lm-eval runs too, if the caller
-names the metric.
+A task's accuracy is declared, never guessed by trying keys. Any other task of lm-eval runs too, if the caller names the
+metric.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from stepsaver.evaluation.records import InferencePath
 GROUP = "stepsaver.tasks"
 DECLARATIONS = Path(__file__).parent / "tasks"
 Preparation = Literal["gpqa", "humaneval", "ifeval"]
-# A name of lm-eval's in one of its files: `task: x`, `group: "x"`, or an entry of a list below such a key.
+# A task or group name in one of lm-eval's files: `task: x`, `group: "x"`, or an entry of a list below such a key.
 NAMED = re.compile(r"""^["']?(task|group|tag)["']?\s*:\s*["']?([\w.+-]+)["']?\s*(?:#.*)?$""", re.MULTILINE)
 LISTED = re.compile(r"""^["']?(?:tag|group)["']?\s*:\s*\n((?:\s*-\s*["']?[\w.+-]+["']?\s*\n)+)""", re.MULTILINE)
 
@@ -36,23 +36,23 @@ class TaskDeclaration:
     source: str  # the folder of lm-eval's files, or of our own
     path: InferencePath
     accuracy: str  # `metric,filter`, the key in lm-eval's results
-    beside: tuple[str, ...] = ()  # metrics reported next to it
-    groups: str | None = None  # a further folder, where lm-eval keeps the group apart from its tasks
-    also: tuple[str, ...] = ()  # patterns of further names in the source that this declaration holds for
-    variant_of: str | None = None  # the lm-eval name that `changes` are laid over
+    beside: tuple[str, ...] = ()  # further metrics to report
+    groups: str | None = None  # another folder, if lm-eval keeps the group apart from its tasks
+    also: tuple[str, ...] = ()  # patterns of other names in the source that this declaration covers
+    variant_of: str | None = None  # the lm-eval name that `changes` apply to
     changes: tuple[tuple[str, Any], ...] = ()
     preparation: Preparation | None = None
-    data: str | None = None  # the folder of the task's own files, if it ships with them
-    fresh_problems: str | None = None  # a task of the same kind and none of the same problems, for confirming
+    data: str | None = None  # the folder of the task's own data files, if it has any
+    fresh_problems: str | None = None  # a task of the same kind with other problems, for confirming
     summary: str = ""
 
     @property
     def suffix(self) -> str:
-        """What the name of a variant adds to the name it varies."""
+        """What a variant's name adds to the original name."""
         return self.name.removeprefix(self.variant_of) if self.variant_of else ""
 
     def covering_pattern(self, name: str) -> str | None:
-        """The longest of the patterns that a name fits."""
+        """The longest pattern that matches a name."""
         fitting = (pattern for pattern in self.also if fnmatchcase(name, pattern))
         return max(fitting, key=len, default=None)
 
@@ -75,7 +75,7 @@ def _plugin(name: str) -> TaskDeclaration:
 
 
 def find_declaration(name: str) -> TaskDeclaration | None:
-    """The declaration that holds for a name: its own, else the one whose most specific pattern covers it."""
+    """The declaration for a name: its own, else the one with the most specific pattern that covers it."""
     if name in plugin_names(GROUP):
         return _plugin(name)
     known = _own()
@@ -90,7 +90,7 @@ def package_folder(location: str) -> Path:
     package, _, rest = location.partition("/")
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise UsageError(f"package {package} is not installed; it has the tasks in {location}")
+        raise UsageError(f"package {package}, which has the tasks in {location}, is not installed")
     return Path(spec.submodule_search_locations[0]) / rest
 
 
@@ -98,8 +98,7 @@ def package_folder(location: str) -> Path:
 def harness_names() -> dict[str, Path | None]:
     """Every name that lm-eval's own task files mention, with the file if it is a single task.
 
-    A scan of the text takes a second; building the harness's index takes half a minute, too long to answer a typing
-    mistake.
+    Scanning the text takes a second. Building the harness's index takes half a minute, too long to answer a typo.
     """
     names: dict[str, Path | None] = {}
     for path in sorted(package_folder("lm_eval/tasks").rglob("*.yaml")):
@@ -113,7 +112,7 @@ def harness_names() -> dict[str, Path | None]:
 
 
 def unknown_task(name: str) -> UsageError:
-    """The nearest names of lm-eval's thousands, and of ours, which are the likelier ones to be meant."""
+    """The error for an unknown task, with the nearest names: of lm-eval's thousands, and of ours, the likelier ones."""
     ours = {*_own(), *plugin_names(GROUP)}
     near = {
         *difflib.get_close_matches(name, ours, n=2, cutoff=0.5),

@@ -1,7 +1,7 @@
-"""What the process does that renders chat templates: a line of JSON in, a line of JSON out, until nobody asks.
+"""The process that renders chat templates: a line of JSON in, a line of JSON out, until the input ends.
 
-A template comes with a checkpoint and is a program. It runs in jinja2's sandbox, away from ours, and with limits, so
-that the worst it can do is to fail. This file is run by its path and imports nothing of the package.
+A template comes with a checkpoint and is a program. It runs in jinja2's sandbox, in a process of its own and with
+limits, so the worst it can do is fail. This file is run by its path and imports nothing of the package.
 """
 
 import json
@@ -18,13 +18,13 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-SECONDS = 5  # of the processor, for one conversation
+SECONDS = 5  # of processor time, for one conversation
 MEMORY = 256 << 20  # bytes
 LONGEST = 4 << 20  # characters of a conversation
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant wrote, for training. Here it is what it encloses."""
+    """`{% generation %}` marks what an assistant wrote, for training. Here the tag is ignored and its content kept."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own form)
 
@@ -34,7 +34,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """As transformers sets it up, which is what templates are written for."""
+    """The environment as transformers sets it up, which templates are written for."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )
@@ -75,12 +75,12 @@ def answer(request: dict[str, Any], made: ImmutableSandboxedEnvironment) -> dict
         return {"text": render(made.from_string(request["template"]), request["values"])}
     except MemoryError:
         return {"error": f"it needs more than {MEMORY >> 20} MB"}
-    except Exception as error:  # whatever a foreign program may raise
+    except Exception as error:  # a template may raise anything
         return {"error": f"{type(error).__name__}: {error}"[:LONGEST]}
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks decides when it ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when this one ends
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
     most = pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

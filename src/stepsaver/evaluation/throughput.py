@@ -1,4 +1,4 @@
-"""Tokens per second of either path. Loading and warm-up are kept apart: they happen once, whatever the task's size."""
+"""Tokens per second, generated or scored. Loading and warm-up count separately: they happen once, for any task size."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from stepsaver.evaluation.records import InferencePath
 
 @dataclass(frozen=True)
 class Throughput:
-    """`tokens` were generated, stop tokens included, or scored. Requests answered from store count nowhere."""
+    """`tokens` were generated, including stop tokens, or scored. Requests with stored answers are not counted."""
 
     path: InferencePath
     requests: int
@@ -40,7 +40,7 @@ def throughput_to_json(throughput: Throughput) -> dict[str, Any]:
 
 @dataclass
 class Meter:
-    """Adds up what the requests of one path took."""
+    """Adds up the tokens and seconds of one path's requests."""
 
     path: InferencePath
     trace: Trace
@@ -50,7 +50,7 @@ class Meter:
     warm_up_seconds: float = 0.0
 
     def warm_up(self, run: Callable[[Trace], object]) -> None:
-        """Runs a little ahead of the clock, once: first forwards allocate, tune and compile."""
+        """Runs a little, once, before timing starts: first forwards allocate, tune and compile."""
         if not self.warm_up_seconds:
             started = perf_counter()
             run(Trace())

@@ -20,9 +20,9 @@ class Message(TypedDict):
 
 
 class TextTokenizer:
-    """The tokenizer of a model folder. No checkpoint's code runs, and encoding adds no tokens of its own accord.
+    """The tokenizer of a model folder. No code of a checkpoint is run, and encoding adds no tokens by itself.
 
-    A chat template writes the special tokens it wants into the text, and the harness's own adapter adds none either.
+    A chat template writes the special tokens it needs into the text, and the harness's own adapter adds none either.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +41,7 @@ class TextTokenizer:
             return self._tokenizer.decode(list(ids), skip_special_tokens=not keep_special)
 
     def token_text(self, token: int) -> str:
-        """What a token adds to a text. Some decoders drop the space before a text's first token, so it goes second."""
+        """What a token adds to a text. Decoded as the second token: some decoders drop the space before the first."""
         alone, twice = self.decode([token], keep_special=True), self.decode([token, token], keep_special=True)
         return twice[len(alone) :] if twice.startswith(alone) else alone
 
@@ -50,9 +50,10 @@ class TextTokenizer:
         return self.chat_template is not None
 
     def chat_prompt(self, messages: Sequence[Message], *, opens_answer: bool = True) -> str:
-        """The text that a conversation becomes.
+        """The prompt for a conversation.
 
-        `opens_answer` ends it where the answer begins; without it the last message, an answer's beginning, stays open.
+        With `opens_answer` it ends where the answer begins. Without, the last message is the start of an answer and is
+        left open.
         """
         if not self.has_chat_template:
             raise UsageError(f"the tokenizer in {self.folder} has no chat template")
@@ -66,7 +67,7 @@ class TextTokenizer:
 
     @cached_property
     def answer_opening(self) -> str:
-        """What the chat template writes between the last message and the answer; nothing without a template."""
+        """What the chat template writes between the last message and the answer; empty without a template."""
         if not self.has_chat_template:
             return ""
         text = self.chat_prompt([{"role": "user", "content": _ANY_QUESTION}])
@@ -78,27 +79,27 @@ class TextTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """A name that changes with the chat template; the harness keys its prompts by it."""
+        """A name that changes with the chat template. The harness uses it as a key for its prompts."""
         template = hashlib.sha256((self.chat_template or "").encode()).hexdigest()[:8]
         return f"{self.folder.name}-{template}"
 
 
 @contextmanager
 def _told_apart(folder: Path) -> Iterator[None]:
-    """Whatever the tokenizer's libraries raise is about the folder's files: they are foreign, and damage has no end."""
+    """Turns any error of the tokenizer's libraries into one about the folder: its files may be damaged in any way."""
     try:
         yield
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(f"no usable tokenizer in {folder}: {lines[0]}") from None
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of the tokenizers' Rust, which has no other base
+        if type(error).__name__ != "PanicException":  # from the tokenizers' Rust code; its only base is BaseException
             raise
         raise UsageError(f"no usable tokenizer in {folder}: {error}") from None
 
 
 def _up_to(text: str, content: str) -> str:
-    """A conversation up to the end of its last message, without the marks that close it. Templates may strip it."""
+    """A conversation up to the end of its last message, without the marks that close it. Templates may strip texts."""
     kept = next((part for part in (content, content.strip()) if part in text), None)
     if kept is None:
         raise UsageError("the chat template leaves a message's text out")

@@ -1,5 +1,5 @@
-"""A tokenizer from the files of a checkpoint, read by the `tokenizers` library alone: transformers takes seconds to
-import. What the files say counts, no class of that name.
+"""Reads a checkpoint's tokenizer with the `tokenizers` library alone, because transformers takes seconds to import.
+Only the content of the files counts; no transformers class of the named kind is used.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from stepsaver.engine.models.config import read_json
 
 CONFIGURATION, SPECIAL_TOKENS, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
-# How a text is split before merges apply, where vocabulary and merges are all there is. The files do not say it.
+# How a text is split before merges apply. If there is only a vocabulary and merges, the files do not say it.
 QWEN2_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -22,10 +22,10 @@ LISTS_OF_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 
 
 class TokenizerFiles(NamedTuple):
-    """What a folder says about texts."""
+    """A folder's tokenizer, special texts and chat template."""
 
     tokenizer: Tokenizer
-    special_texts: dict[str, str]  # such as that of `eos_token`, which chat templates use
+    special_texts: dict[str, str]  # such as the text of `eos_token`, for chat templates
     chat_template: str | None
 
 
@@ -62,7 +62,7 @@ def _qwen2(vocabulary: Path, merges: Path) -> Tokenizer:
 
 
 def _by_transformers(folder: Path) -> Tokenizer:
-    """Other kinds of files are converted by transformers, where it is installed."""
+    """Converts other kinds of files with transformers, if it is installed."""
     names = ("tokenizer.model", VOCABULARY, "vocab.txt")
     if not any((folder / name).exists() for name in names):
         raise UsageError("it has no tokenizer.json")
@@ -71,7 +71,7 @@ def _by_transformers(folder: Path) -> Tokenizer:
     except ImportError:
         raise UsageError("it has no tokenizer.json; `pip install transformers` to convert what it has") from None
     level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # it remarks on model types that it does not know; only files count here
+    transformers.logging.set_verbosity_error()  # it warns about unknown model types; only files count here
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         return tokenizer.backend_tokenizer
@@ -80,7 +80,7 @@ def _by_transformers(folder: Path) -> Tokenizer:
 
 
 def _add_tokens(folder: Path, tokenizer: Tokenizer, configuration: dict[str, Any]) -> None:
-    """Adds the tokens that only the other files name, under the ids they are given there, and marks special ones."""
+    """Adds tokens that only the other files name, with their ids from there, and marks special ones."""
     known = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
     special = set(_special_tokens(configuration))
     for index, token in _declared_tokens(folder, configuration):
@@ -96,7 +96,7 @@ def _add_tokens(folder: Path, tokenizer: Tokenizer, configuration: dict[str, Any
 
 
 def _declared_tokens(folder: Path, configuration: dict[str, Any]) -> Iterator[tuple[int, AddedToken]]:
-    """Tokens beside the vocabulary, by id."""
+    """Tokens outside the base vocabulary, by id."""
     declared = configuration.get("added_tokens_decoder") or {}
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     found = {
@@ -115,7 +115,7 @@ def _special_tokens(configuration: dict[str, Any]) -> Iterator[str]:
 
 
 def _text(value: Any) -> str | None:
-    """The text of a token, which may stand alone or with flags."""
+    """The text of a token, which the files give alone or with flags."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None
 

@@ -1,9 +1,10 @@
 """Measures `RowCosts` on this machine: real forwards of the engine on scratch caches, and real ticks of a decode.
 
 A forward is run four times with the same rows: whole, without the attention of its layers, without their MLPs as well
-(all deltas from the cache), and without its head. The difference between two of them is the time of a part. The same
-rows, once as one sample's and once as those of many, tell what each sample's context costs, however few its rows. All
-are interleaved, and every figure is the lower quartile of its repeats: a disturbance only ever adds time.
+(all deltas from the cache), and without its head. The difference between two of them is the time of a part. Where all
+layers run in one call, that call is timed alone, and divided by multiplications. The same rows, once as one sample's
+and once as those of many, tell what each sample's context costs, however few its rows. All are interleaved, and every
+figure is the lower quartile of its repeats: a disturbance only ever adds time.
 """
 
 from collections.abc import Sequence
@@ -23,13 +24,13 @@ from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decodin
 from stepsaver.engine.denoise import Denoising
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.forward import Memory
+from stepsaver.engine.forward import Forward, Memory
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.packing import Step
-from stepsaver.engine.plan import LayerRows, StepPlan
+from stepsaver.engine.packing import Packer, Step, pack_rows
+from stepsaver.engine.plan import LayerRows, StepPlan, whole_plan
 from stepsaver.engine.policies.fixed import Fixed
-from stepsaver.engine.row_costs import RowCosts
+from stepsaver.engine.row_costs import RowCosts, predicted_seconds
 from stepsaver.engine.rows import NO_ROWS, rows_between
 from stepsaver.engine.rules.light_commit import LightCommit
 from stepsaver.engine.rules.near_rows import NearRows
@@ -38,7 +39,8 @@ from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.rules.trim import Trim
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.state import Request, Sample, request_key
-from stepsaver.engine.trace import Trace
+from stepsaver.engine.stream import Stream
+from stepsaver.engine.trace import ForwardRecord, LayersRun, Trace, sample_step
 
 BUDGET_SECONDS = 45.0
 MOST_ROWS = 1024
@@ -50,8 +52,10 @@ TICK_BATCHES = (1, 8)
 TICK_RULES: tuple[Rule, ...] = (PreviousRow(), Trim(), NearRows(), LightCommit())  # what planning costs with rules
 TICK_TOKENS = 8
 
-Runs = Literal["whole", "mlp", "nothing", "no head"]
+# "layers" is the one call that runs all layers, alone; "few read" is whole, but reads a quarter of its rows
+Runs = Literal["whole", "mlp", "nothing", "no head", "layers", "few read"]
 RUNS: tuple[Runs, ...] = ("whole", "mlp", "nothing", "no head")
+STACKED_RUNS: tuple[Runs, ...] = ("whole", "layers", "nothing", "no head", "few read")
 
 
 class Layout(NamedTuple):
@@ -86,7 +90,7 @@ class Scratch:
         self.samples: list[Sample] = [self.plain.moves.join(self.plain, slot, request, slot) for slot in range(slots)]
 
     def seconds(self, layout: Layout, runs: Runs) -> float:
-        """Returns the seconds of one forward, including the choice of tokens."""
+        """Returns the seconds of one forward, including the choice of tokens, or of its layers alone."""
         plan = _plan(layout.rows, runs, self.model.config.layers)
         tokens = np.zeros(layout.rows, dtype=np.int64)
         start = layout.context - layout.rows
@@ -94,14 +98,29 @@ class Scratch:
             Turn(sample, sample.block, Step(sample.slot, start, tokens, layout.rows, plan))
             for sample in self.samples[: layout.samples]
         ]
-        return execute(self.plain if runs == "whole" else self.keeping, turns).seconds
+        if runs == "layers":
+            return self._layers_seconds([turn.step for turn in turns])
+        return execute(self.plain if runs in ("whole", "few read") else self.keeping, turns).seconds
+
+    @torch.inference_mode()
+    def _layers_seconds(self, steps: list[Step]) -> float:
+        model, memory = self.model, self.plain.memory
+        rows = pack_rows(steps, model.device)
+        packer = Packer(rows, rotation=memory.rotations[rows.positions], cache=memory.cache, deltas=None)
+        forward, run = Forward(memory, Stream(model.embedding(rows.tokens)), steps), packer.run(steps, 0)
+        started = perf_counter()
+        has_run = forward.run_stack(model.stack, 0, model.config.layers, run)
+        assert has_run, "all rows run everything"
+        return perf_counter() - started
 
 
 def _plan(rows: int, runs: Runs, layers: int) -> StepPlan:
     window = rows_between(0, rows)
-    attention, mlp = (window if runs == "whole" else NO_ROWS), (window if runs in ("whole", "mlp") else NO_ROWS)
+    if runs in ("whole", "layers", "few read"):
+        reads = rows_between(0, max(rows // 4, 1)) if runs == "few read" else window
+        return whole_plan("sub", window=window, reads=reads, layers=layers)
     reads = NO_ROWS if runs == "no head" else window
-    return StepPlan("sub", window, reads, (LayerRows(attention, attention, mlp),) * layers)
+    return StepPlan("sub", window, reads, (LayerRows(NO_ROWS, NO_ROWS, window if runs == "mlp" else NO_ROWS),) * layers)
 
 
 Taken = dict[tuple[Layout, Runs], float]  # seconds
@@ -123,11 +142,15 @@ def measure_row_costs(
     context, block = long // 4, min(SAMPLE_ROWS, long // 4)
     counts = _row_counts(left / (LEAST_REPEATS * ROUND * forward_row))
     layouts = [Layout(max(rows // block, 1), min(rows, block), context) for rows in counts]
-    parts, step, cached_row = _part_seconds(model, decoding, layouts, started + budget_seconds)
+    parts, step, cached_row, few_read = _part_seconds(model, decoding, layouts, started + budget_seconds)
     context_row = max(slope.seconds - slope.samples * cached_row, 0.0) / slope.rows
     attended = [context * layout.samples * (context_row * layout.rows + cached_row) for layout in layouts]
-    attention = [each / config.layers - seen for each, seen in zip(parts["attention"], attended, strict=True)]
-    return RowCosts(
+    attention = [each / config.layers - seen for each, seen in zip(parts.attention, attended, strict=True)]
+    mlp = [each / config.layers for each in parts.mlp]
+    if few_read:  # one call for both
+        share = _attention_share(config)
+        attention, mlp = ([part * each for each in attention] for part in (share, 1 - share))
+    costs = RowCosts(
         device=device_name(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         weights=f"{8 * model.bytes_per_weight:.3g} bits",
@@ -136,10 +159,10 @@ def measure_row_costs(
         layers=config.layers,
         keys_values_share=config.kv_heads / (config.heads + config.kv_heads),
         rows=tuple(layout.samples * layout.rows for layout in layouts),
-        forward=_ascending(parts["forward"]),
+        forward=_ascending(parts.forward),
         attention=_ascending(attention),
-        mlp=_ascending([each / config.layers for each in parts["mlp"]]),
-        head=_ascending(parts["head"]),
+        mlp=_ascending(mlp),
+        head=_ascending(parts.head),
         context_row=context_row,
         tick=tick,
         sample=sample,
@@ -148,30 +171,70 @@ def measure_row_costs(
         rule=rule,
         cached_row=cached_row,
     )
+    return replace(costs, last_layer=_last_layer_seconds(costs, few_read)) if few_read else costs
+
+
+def _last_layer_seconds(costs: RowCosts, few_read: dict[Layout, float]) -> float:
+    """Returns what a last layer that reads few of its rows takes on top of the prediction: it is not part of the one
+    call that runs the others.
+    """
+    unplanned = replace(costs, tick=0.0, sample=0.0)
+    more = []
+    for layout, seconds in few_read.items():
+        plan = _plan(layout.rows, "few read", costs.layers)
+        entries = tuple(
+            sample_step(sample, plan, step=0, context=layout.context, revealed=0, recomputed_context=0)
+            for sample in range(layout.samples)
+        )
+        layers = LayersRun(costs.layers, costs.layers, costs.layers)
+        more.append(seconds - predicted_seconds(unplanned, ForwardRecord(0.0, 0.0, layers, entries, 0)))
+    return max(median(more), 0.0)
+
+
+class Parts(NamedTuple):
+    """Seconds of the parts of a forward, those of all layers together, in each layout."""
+
+    attention: list[float]  # with the MLP where one call runs both
+    mlp: list[float]
+    head: list[float]
+    forward: list[float]
 
 
 def _part_seconds(
     model: Transformer, decoding: DecodingSettings, layouts: Sequence[Layout], until: float
-) -> tuple[dict[str, list[float]], float, float]:
-    """Returns seconds: by part, those of all layers in each layout; those of packing one more sample's rows; and those
-    of one more sample's context, by row and layer.
+) -> tuple[Parts, float, float, dict[Layout, float]]:
+    """Returns seconds: of the parts; of packing one more sample's rows; of one more sample's context, by row and layer;
+    and, where layers run in one call, of whole forwards that read few of their rows.
     """
-    largest = layouts[-1]
+    largest, is_stacked = layouts[-1], model.stack is not None
     apart = Layout(min(largest.rows, largest.samples), 1, largest.context)  # as many rows as samples
     together = Layout(1, apart.samples, largest.context)
-    wanted = dict.fromkeys((layout, runs) for layout in layouts for runs in RUNS)
+    wanted = dict.fromkeys((layout, runs) for layout in layouts for runs in (STACKED_RUNS if is_stacked else RUNS))
     wanted |= dict.fromkeys((layout, runs) for layout in (apart, together) for runs in ("whole", "no head"))
     taken = _measure(Scratch(model, decoding, largest), list(wanted), until)
-    parts = {
-        "attention": [taken[each, "whole"] - taken[each, "mlp"] for each in layouts],
-        "mlp": [taken[each, "mlp"] - taken[each, "nothing"] for each in layouts],
-        "head": [taken[each, "nothing"] - taken[each, "no head"] for each in layouts],
-        "forward": [taken[each, "no head"] for each in layouts],
-    }
+    head = [taken[each, "nothing"] - taken[each, "no head"] for each in layouts]
+    if is_stacked:
+        whole, layers = ([taken[each, runs] for each in layouts] for runs in ("whole", "layers"))
+        forward = [a - b - c for a, b, c in zip(whole, layers, head, strict=True)]
+        parts = Parts(layers, [0.0] * len(layers), head, forward)
+    else:
+        attention = [taken[each, "whole"] - taken[each, "mlp"] for each in layouts]
+        mlp = [taken[each, "mlp"] - taken[each, "nothing"] for each in layouts]
+        parts = Parts(attention, mlp, head, [taken[each, "no head"] for each in layouts])
     more = max(apart.samples - 1, 1)
     step = (taken[apart, "no head"] - taken[together, "no head"]) / more
     attending = (taken[apart, "whole"] - taken[together, "whole"]) / more - step
-    return parts, max(step, 0.0), max(attending, 0.0) / (model.config.layers * largest.context)
+    cached_row = max(attending, 0.0) / (model.config.layers * largest.context)
+    few_read = {
+        each: taken[each, "few read"] for each in layouts if is_stacked and each.samples == 1 and each.rows >= 4
+    }
+    return parts, max(step, 0.0), cached_row, few_read
+
+
+def _attention_share(config: ModelConfig) -> float:
+    """Of a layer's multiplications, those of attention; nobody can tell its time from the MLP's in one call."""
+    attention = config.hidden * config.head_dim * 2 * (config.heads + config.kv_heads)
+    return attention / (attention + 3 * config.hidden * config.mlp)
 
 
 class ContextSlope(NamedTuple):

@@ -25,7 +25,7 @@ SIGNATURES = {
     "stepsaver_silu_product": (c_void_p, c_void_p, c_long, c_long),
     "stepsaver_copy_rows": (*[c_void_p] * 3, *[c_long] * 2),
     "stepsaver_mix": (*[c_void_p] * 7, *[c_long] * 6, c_float),
-    "stepsaver_run_layers": (*[c_void_p] * 7, *[c_long] * 4, c_float, c_float),
+    "stepsaver_run_layers": (*[c_void_p] * 11, *[c_long] * 5, c_float, c_float),
     "stepsaver_most_likely": (c_void_p, c_void_p, c_long, c_long, c_long),
 }
 
@@ -285,6 +285,13 @@ class LayerMaps(NamedTuple):
         return self.qkv, self.output, self.gate_up, self.down
 
 
+class KeptDeltas(NamedTuple):
+    """Where what the parts of each layer add is kept: addresses [layers, 2], 0 for nowhere, and each row's index."""
+
+    addresses: Tensor
+    indices: Tensor
+
+
 class LayerShape(NamedTuple):
     heads: int
     kv_heads: int
@@ -300,8 +307,12 @@ class LayerStack:
     def __init__(self, layers: Sequence[LayerMaps], shape: LayerShape) -> None:
         self.shape = shape
         width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        sizes = ((shape.hidden, width), (shape.heads * shape.head_dim, shape.hidden))
-        sizes = (*sizes, (shape.hidden, 2 * shape.mlp), (shape.mlp, shape.hidden))
+        sizes = (
+            (shape.hidden, width),
+            (shape.heads * shape.head_dim, shape.hidden),
+            (shape.hidden, 2 * shape.mlp),
+            (shape.mlp, shape.hidden),
+        )
         self.kinds = {each.blocks.dtype for layer in layers for each in layer.maps}
         assert len(self.kinds) == 1, "all weights are of one kind"
         for layer in layers:
@@ -323,11 +334,15 @@ def run_layers(
     stored: Tensor,
     cache_rows: Tensor,
     segments: Tensor,
-) -> bool:
-    """Runs packed rows, in place, through the layers from `first` to `last` - 1: all parts of all rows.
+    *,
+    kept: Tensor | None = None,
+    deltas: KeptDeltas | None = None,
+) -> Tensor | None:
+    """Runs packed rows, in place, through the layers from `first` to `last` - 1: all parts of all rows. Of a single
+    layer, only the rows `kept` go on after the keys and values, if they are given; segments and deltas are of those.
 
-    `stored` is the cache of all layers; the rest is as `mix` takes it, and every row is in a segment. Returns whether
-    there was memory for it; if not, nothing has changed.
+    `stored` is the cache of all layers; the rest is as `mix` takes it, and every row that goes on is in a segment.
+    Returns the hidden states of these rows. None: there was no memory for it, and nothing has changed.
     """
     assert _library is not None
     layers, _, kv_rows, capacity, head_dim = stored.shape
@@ -344,25 +359,32 @@ def run_layers(
     assert cache_rows.shape == (rows,)
     assert segments.shape[1] == 5
     assert can_attend(head_dim, 0)
+    assert kept is None or (kept.dtype == torch.int64 and last - first == 1)
+    going = h_ND if kept is None else h_ND.new_empty((len(kept), hidden))
+    assert deltas is None or (deltas.addresses.shape == (layers, 2) and deltas.indices.shape == (len(going),))
     kind = KINDS[next(iter(stack.kinds))]
     described = (c_long * 7)(shape.heads, shape.kv_heads, head_dim, capacity, hidden, shape.mlp, kind)
-    return bool(
-        _library.stepsaver_run_layers(
-            stack.addresses[first].data_ptr(),
-            described,
-            h_ND.data_ptr(),
-            rotation.data_ptr(),
-            stored[first].data_ptr(),
-            cache_rows.data_ptr(),
-            segments.data_ptr(),
-            last - first,
-            rows,
-            len(segments),
-            stored.stride(0),
-            hidden * shape.eps,
-            shape.eps,
-        )
+    has_run = _library.stepsaver_run_layers(
+        stack.addresses[first].data_ptr(),
+        described,
+        h_ND.data_ptr(),
+        rotation.data_ptr(),
+        stored[first].data_ptr(),
+        cache_rows.data_ptr(),
+        segments.data_ptr(),
+        None if deltas is None else deltas.addresses[first].data_ptr(),
+        None if deltas is None else deltas.indices.data_ptr(),
+        None if kept is None else kept.data_ptr(),
+        None if kept is None else going.data_ptr(),
+        0 if kept is None else len(kept),
+        last - first,
+        rows,
+        len(segments),
+        stored.stride(0),
+        hidden * shape.eps,
+        shape.eps,
     )
+    return going if has_run else None
 
 
 def most_likely(logits_NV: Tensor, mask_id: int) -> Tensor:

@@ -104,7 +104,9 @@ class Blocks:
         if all(border % kernels.BLOCK == 0 for border in borders[1:-1]):  # the usual case: one call for all of them
             pieces = [Piece(blocks, bias, slice(0, borders[-1]))]
         self.by_rows[0, borders[-1]] = tuple(pieces)
-        self.map = kernels.Map(blocks, bias) if len(pieces) == 1 else None  # the whole weight, if its blocks follow one another
+        self.map = (
+            kernels.Map(blocks, bias) if len(pieces) == 1 else None
+        )  # the whole weight, if its blocks follow one another
 
     def project(self, x: Tensor, rows: Slice) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])

@@ -216,9 +216,9 @@ class Transformer(nn.Module):
         """All layers, for the kernel that runs several in one call. None unless they are prepared and small."""
         maps = [cast(Layer, layer).maps for layer in self.layers]
         layers = [layer for layer in maps if layer is not None]
-        if len(layers) < len(maps) or not can_stack(layers):
-            return None
         config = self.config
+        if len(layers) < len(maps) or not can_stack(layers) or not kernels.can_attend(config.head_dim, 0):
+            return None
         shape = kernels.LayerShape(
             config.heads, config.kv_heads, config.head_dim, config.hidden, config.mlp, config.norm_eps
         )

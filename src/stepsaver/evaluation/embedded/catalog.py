@@ -1,4 +1,4 @@
-"""The embedded tasks: who makes their problems, and the test files that are committed."""
+"""The embedded tasks: which function makes their problems, and the committed test files."""
 
 import json
 from collections.abc import Container
@@ -19,13 +19,13 @@ LARGE = f"{word_problems.TASK}_large"
 
 @dataclass(frozen=True)
 class EvaluationFile:
-    """How a task's test file comes about: whose problems, which of them and how many."""
+    """How a task's test file is made: which maker's problems, which of them and how many."""
 
     problems_of: str
     count: int
     seed: int = 2026
-    apart_from: str | None = None  # the task whose test file it shares no problem with, reworded or not
-    is_compact: bool = False  # of a worked answer only its last line, which is what counts
+    apart_from: str | None = None  # a task: no problem of its test file is used, not even reworded
+    is_compact: bool = False  # keep only the last line of a worked answer, which is what counts
 
 
 EVALUATION_FILES = {
@@ -38,7 +38,7 @@ EVALUATION_FILES = {
 
 @cache
 def evaluation_problems(task: str) -> tuple[Problem, ...]:
-    """The problems of a task's test file, as the generator makes them."""
+    """The problems of a task's test file, made by its generator."""
     file = EVALUATION_FILES[task]
     taken: Container[str] = {each.identity for each in evaluation_problems(file.apart_from)} if file.apart_from else ()
     make = MAKERS[file.problems_of]

@@ -1,6 +1,6 @@
-"""mini_ifeval: short instructions whose obedience a program can check.
+"""mini_ifeval: short instructions; a program can check whether they were followed.
 
-The checker looks at the response, not at one expected text, and it needs only what the test file's line says.
+The checker looks at the response and does not compare it with one expected text. It needs only the test file's line.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def make_instruction(random: Random) -> Problem:
 
 
 def obeys(kind: str, arguments: Arguments, response: str) -> bool:
-    """Whether the response does what the instruction of this kind with these arguments asks for."""
+    """Whether the response does what an instruction of this kind, with these arguments, asks for."""
     return CHECKS[kind](arguments, response.strip())
 
 

@@ -1,4 +1,4 @@
-"""One problem of any embedded task, and how problems are kept apart for training and for testing."""
+"""One problem of any embedded task, and how training and test problems are kept apart."""
 
 import hashlib
 from collections.abc import Callable, Container, Iterator
@@ -12,10 +12,10 @@ TEST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Problem:
-    """What the model is asked, one right answer, and the line that a test file keeps of it.
+    """What the model is asked, one right answer, and the problem's line in a test file.
 
-    `identity` is what makes two problems the same although their wording differs: the split is decided by it alone,
-    so a reworded test problem is a test problem too.
+    Two problems with the same `identity` are the same, even if worded differently. The identity alone decides the
+    split, so a reworded test problem is a test problem too.
     """
 
     task: str
@@ -34,7 +34,7 @@ Maker = Callable[[Random], Problem]
 
 
 def problems(make: Maker, *, seed: int, split: Split) -> Iterator[Problem]:
-    """An endless seeded stream of one split. A problem belongs to its split by identity, so the two are disjoint."""
+    """An endless seeded stream of one split. A problem's identity decides its split, so the splits are disjoint."""
     random = Random(f"{split}:{seed}")
     while True:
         problem = make(random)
@@ -43,7 +43,7 @@ def problems(make: Maker, *, seed: int, split: Split) -> Iterator[Problem]:
 
 
 def distinct_problems(make: Maker, *, seed: int, split: Split, count: int, taken: Container[str] = ()) -> list[Problem]:
-    """The first `count` problems of a stream whose prompts differ and whose identities are not taken."""
+    """The first `count` problems of a stream with different prompts and with identities that are not in `taken`."""
     found: dict[str, Problem] = {}
     for problem in problems(make, seed=seed, split=split):
         if problem.identity not in taken:

@@ -1,7 +1,7 @@
 """mini_mmlu: four-choice questions on eight subjects, scored by the log-likelihood of the choices.
 
-Where the choices are letters, digits or names, a choice is one token; elsewhere it is a text of several tokens, so that
-scoring along a decoding trajectory takes several steps.
+A choice that is a letter, digit or name is one token. Other choices are several tokens, so that scoring along a
+decoding trajectory takes several steps.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def make_question(random: Random, *, largest_addend: int = LARGEST_ADDEND) -> Pr
 def _question(
     subject: str, text: str, right: str, wrong: list[str], random: Random, *, identity: str | None = None
 ) -> Problem:
-    """Shuffles the choices. `identity` is the question without what rewording would change."""
+    """Shuffles the choices. `identity` is the question without what rewording changes."""
     choices = [right, *wrong]
     assert len(set(choices)) == 4, choices
     random.shuffle(choices)
@@ -52,7 +52,7 @@ def _problem(subject: str, text: str, choices: list[str], answer: int, identity:
 
 
 def _near(number: int, random: Random) -> list[int]:
-    """Three wrong numbers of as many digits, near the right one: off by a little or by tens."""
+    """Three wrong numbers near the right one and with as many digits: off by a little or by tens."""
     offsets = (-20, -11, -10, -9, -2, -1, 1, 2, 9, 10, 11, 20)
     digits = len(str(number))
     return random.sample([number + o for o in offsets if number + o > 0 and len(str(number + o)) == digits], 3)
@@ -107,7 +107,7 @@ def _units(random: Random) -> Problem:
 
 
 def _logic(random: Random) -> Problem:
-    """Four people in a row of three comparisons, told in any order; who is first or last in the row?"""
+    """Three comparisons in any order put four people in a row. Who is first or last in it?"""
     people = random.sample(NAMES, 4)
     taller = list(pairwise(people))
     random.shuffle(taller)

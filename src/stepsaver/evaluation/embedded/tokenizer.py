@@ -1,7 +1,7 @@
 """The embedded model's tokenizer: whole words, single digits, and the space as the start of the next piece.
 
-A text is treated as if a space stood before it, so a word is the same token at the start of an answer and inside a
-prompt, which is what a small model can copy. A number is as many tokens as it has digits.
+A text is treated as if it began with a space, so a word is the same token at the start of an answer and inside a
+prompt. That is easier for a small model to copy. A number has one token per digit.
 """
 
 import json
@@ -23,11 +23,11 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-SCANNED_PROBLEMS = 4_000  # every piece occurs in far fewer; tests tokenize all test files
+SCANNED_PROBLEMS = 4_000  # far fewer would contain every piece; tests tokenize all test files
 
 
 def build_tokenizer() -> Tokenizer:
-    """The tokenizer over every piece that occurs in the first problems of each task."""
+    """The tokenizer for every piece that occurs in the first problems of each task."""
     splitter = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=False),
@@ -48,7 +48,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def prompt_text(prompt: str) -> str:
-    """What the chat template makes of one user message."""
+    """One user message as the chat template writes it."""
     return f"{USER}{prompt}{END}{ASSISTANT}"
 
 

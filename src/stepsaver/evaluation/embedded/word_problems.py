@@ -1,7 +1,7 @@
 """mini_gsm8k: word problems of two to five steps with a worked answer that ends in `#### 72`.
 
-A problem is a story about somebody's things. Every step changes a number of two digits by a number of one or two
-digits, and the worked answer writes each operation out, so one wrong digit spoils everything after it.
+A problem is a story about somebody's things. Every step changes a two-digit number by a number of one or two digits.
+The worked answer writes out each operation, so one wrong digit spoils everything after it.
 """
 
 import re
@@ -22,7 +22,7 @@ STEP_KINDS = ("gain", "lose", "split", "compare", "multiply")
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How long the stories are and how large their numbers."""
+    """How long the stories are, and how large their numbers are."""
 
     step_counts: tuple[int, ...]
     largest_start: int
@@ -43,7 +43,7 @@ HARD = Difficulty(
 
 @dataclass
 class Story:
-    """The problem while it is being told: whose number it is, what it is now, and the sentences so far."""
+    """A problem while it is being told: whose number it is, its current value, and the sentences so far."""
 
     owner: str
     friend: str
@@ -84,7 +84,7 @@ def make_word_problem(random: Random, *, difficulty: Difficulty = HARD) -> Probl
 
 
 def _middle_step(story: Story, random: Random) -> None:
-    """Tries kinds of steps in random order until one keeps the number within bounds. Gain or lose always does."""
+    """Tries kinds of steps in random order until one keeps the number within bounds. A gain or a loss always does."""
     for kind in random.sample(STEP_KINDS, len(STEP_KINDS)):
         if kind == "gain" and _gain(story, random):
             return
@@ -100,7 +100,7 @@ def _middle_step(story: Story, random: Random) -> None:
 
 
 def _closing_step(story: Story, random: Random) -> str | None:
-    """A last step that asks for something else than what the owner has, or None for an ordinary last step."""
+    """A last step that asks for something other than what the owner has; None for an ordinary last step."""
     prices = _factors(story.value)
     if prices and random.random() < 0.4:
         price = random.choice(prices)
@@ -165,7 +165,7 @@ def _multiply(story: Story, random: Random) -> bool:
 
 
 def _hand_over(story: Story, relation: str) -> None:
-    """The friend, described by a relation to the owner, becomes the one the story goes on about."""
+    """Describes a friend by a relation to the owner, and goes on with the friend as the owner."""
     story.sentences.append(f"{story.friend} has {relation} {story.owner}.")
     story.owner, story.handed_over = story.friend, True
 
@@ -175,6 +175,6 @@ def _factors(value: int) -> list[int]:
 
 
 def is_right(document: Mapping[str, Any], response: str) -> bool:
-    """Whether the number after `####` is the document's."""
+    """Whether the number after `####` is the document's answer."""
     found = re.search(r"#### *(\d+)", response)
     return found is not None and found[1] == document["answer"].rpartition("#### ")[2]

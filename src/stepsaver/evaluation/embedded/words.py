@@ -1,4 +1,4 @@
-"""The words that problems are made of. Whole words are tokens, so this list is most of the vocabulary."""
+"""The words that problems are made of. Each word is a token, so this list is most of the vocabulary."""
 
 NAMES = (
     "Ann", "Ben", "Dan", "Eva", "Ida", "Jim", "Leo", "Lia",

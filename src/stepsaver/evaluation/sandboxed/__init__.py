@@ -1,1 +1,1 @@
-"""What runs inside the sandbox, with the standard library only: `stepsaver.evaluation.sandbox` says how it fits."""
+"""What runs inside the sandbox, with only the standard library. `stepsaver.evaluation.sandbox` explains it."""

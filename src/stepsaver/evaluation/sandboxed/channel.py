@@ -5,12 +5,12 @@ import os
 import struct
 from typing import Any
 
-ANSWER_BYTES = 1 << 20  # far more than a benchmark's answer; what is longer is not read
+ANSWER_BYTES = 1 << 20  # far more than a benchmark's answer; longer ones are not read
 LENGTH = struct.Struct(">I")
 
 
 class Cut(BaseException):
-    """The other side is gone, or says what is no message. Tests that catch every `Exception` do not catch this."""
+    """The other side is gone, or sent something that is no message. Tests that catch `Exception` do not catch this."""
 
 
 class Channel:

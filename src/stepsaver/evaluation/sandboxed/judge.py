@@ -1,4 +1,4 @@
-"""Runs the tests. The program is elsewhere: the tests call a function that asks it, and they see values only."""
+"""Runs the tests. The program is in another process: the tests call a function that asks it, and only see values."""
 
 import builtins
 import json
@@ -10,12 +10,12 @@ from typing import Any
 from stepsaver.evaluation.sandboxed.channel import ANSWER_BYTES, Channel, Cut
 from stepsaver.evaluation.sandboxed.values import decode, encode
 
-READY = b"ready\n"  # from here on the program's time runs
+READY = b"ready\n"  # the program's time starts here
 REASON_CHARACTERS = 300
 
 
 class Examinee:
-    """The program's process. After one answer that is none it is not asked again, whatever the tests catch."""
+    """The program's process. After one invalid answer it is not asked again, whatever the tests catch."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -42,12 +42,12 @@ class Examinee:
 
 
 def _error(name: str, text: str) -> Exception:
-    """The exception that the program raised, for tests that expect one. It is never one that ends the judge."""
+    """The exception that the program raised, for tests that expect one. Never one that would end the judge."""
     kind = getattr(builtins, name, None) if name.isidentifier() else None
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             return kind(text)
-        except TypeError:  # some take more than a text
+        except TypeError:  # some need more than a text
             pass
     return type(name if name.isidentifier() else "Exception", (Exception,), {})(text)
 
@@ -60,7 +60,7 @@ def candidate_of(examinee: Examinee) -> Callable[..., Any]:
 
 
 def judge(problem: dict[str, str], examinee: Examinee) -> str | None:
-    """Why the program failed; None if the tests ran to their end, and every question was answered."""
+    """Why the program failed; None if the tests ran to the end and every question was answered."""
     try:
         examinee.ask({"program": problem["program"], "entry_point": problem["entry_point"]})
         candidate = candidate_of(examinee)
@@ -76,14 +76,14 @@ def judge(problem: dict[str, str], examinee: Examinee) -> str | None:
 
 
 def main(channel: str) -> None:
-    """The problem comes on standard input, and the report goes where standard output was."""
+    """Reads the problem from standard input, and reports to the original standard output."""
     problem = json.loads(sys.stdin.buffer.read())
     report = os.dup(1)
     nowhere = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
     to_program = Channel(int(channel))
-    to_program.receive(ANSWER_BYTES)  # its interpreter is up
+    to_program.receive(ANSWER_BYTES)  # its interpreter is running
     os.write(report, READY)
     reason = judge(problem, Examinee(to_program))
     said = "passed" if reason is None else "failed: " + ascii(reason)[1:-1][:REASON_CHARACTERS]

@@ -11,5 +11,5 @@ main(sys.argv[1])
 
 
 def command(interpreter: str, module: str, *, folder: str, argument: str) -> list[str]:
-    """`folder` holds `sandboxed/`. The packages above it are left empty, because they may import what is not there."""
+    """`folder` holds `sandboxed/`. The packages above it stay empty, because they may import what is missing there."""
     return [interpreter, "-I", "-S", "-c", CODE.format(folder=folder, module=module), argument]

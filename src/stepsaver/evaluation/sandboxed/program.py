@@ -14,7 +14,7 @@ TEXT_CHARACTERS = 300
 
 
 def outcome_of(action: Callable[[], Any]) -> dict[str, Any]:
-    """Everything that a program can raise is an answer too, an exit included."""
+    """The result of an action. Anything that a program can raise is an answer too, even an exit."""
     try:
         return {"value": encode(action())}
     except BaseException as error:

@@ -1,8 +1,8 @@
-"""Starts the judge and the program behind their walls, keeps the clock, and passes the judge's report on.
+"""Starts the judge and the program behind their walls, keeps the time, and passes on the judge's report.
 
-It is outside of both. Its argument is JSON with the limits and the interpreter. Standard input, the problem, goes to
-the judge unread. What comes out is JSON: what the machine does not allow; or, after a line that says that the program
-ran, the verdict.
+It runs outside both. Its argument is JSON with the limits and the interpreter. Standard input, the problem, goes to the
+judge unread. The output is JSON: what the machine does not allow, or, after a line that says that the program ran, the
+verdict.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from typing import Any
 from stepsaver.evaluation.sandboxed.judge import READY
 from stepsaver.evaluation.sandboxed.walls import WalledProcess, start_walled
 
-STARTING_SECONDS = 60.0  # two interpreters, on a machine that does other things
+STARTING_SECONDS = 60.0  # for two interpreters, on a busy machine
 REPORT_BYTES = 1024
 
 
 def start_both(settings: dict[str, Any], started: list[int]) -> int:
-    """Starts both, and returns where the judge's report is read. The program has the socket to its judge, only."""
+    """Starts both, and returns the descriptor of the judge's report. The program only has the socket to its judge."""
     to_program, to_judge = (end.detach() for end in socket.socketpair())
     report, judge_output = os.pipe()
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -34,7 +34,7 @@ def start_both(settings: dict[str, Any], started: list[int]) -> int:
 
 
 def read_report(report: int, *, until: bytes, seconds: float) -> bytes | None:
-    """What the judge says up to a mark, or to its end, or to a kilobyte. None where the time is over."""
+    """What the judge says, up to a mark, the end, or a kilobyte. None if the time is over."""
     deadline = time.monotonic() + seconds
     said = b""
     while len(said) < REPORT_BYTES and not (until and said.endswith(until)):
@@ -53,7 +53,7 @@ def supervise(settings: dict[str, Any], started: list[int]) -> dict[str, Any]:
         report = start_both(settings, started)
     except OSError as error:
         return {"cannot_isolate": error.strerror or str(error)}
-    # No line of the program has run until the judge is ready. What fails before is the machine's fault, after it never.
+    # No line of the program runs until the judge is ready. Failures before that are the machine's fault, later never.
     if read_report(report, until=READY, seconds=STARTING_SECONDS) != READY:
         return {"cannot_isolate": f"no interpreter starts within its limits {settings['limits']}"}
     os.write(1, READY)

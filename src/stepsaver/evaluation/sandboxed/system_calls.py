@@ -1,4 +1,4 @@
-"""A filter in the kernel: system calls that no honest program needs, or that limits per process do not reach."""
+"""A kernel filter against system calls that no honest program needs, or that limits per process do not cover."""
 
 import ctypes
 import errno
@@ -7,12 +7,12 @@ import struct
 
 LOAD, IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 KILL, ALLOW, REFUSE = 0x80000000, 0x7FFF0000, 0x00050000
-CALL, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in what the kernel shows a filter
-OTHER_ABI = 0x40000000  # from here on the numbers are those of another ABI on the same machine
+CALL, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in the data that the kernel gives a filter
+OTHER_ABI = 0x40000000  # numbers from here on belong to another ABI on the same machine
 CLONE_THREAD, AF_UNIX, PR_SET_PDEATHSIG, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 0x10000, 1, 1, 22, 2
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# Numbers on x86_64 and aarch64. Those of the first table are judged by their arguments, or have an error of their own.
+# Numbers on x86_64 and aarch64. Calls of the first table are judged by their arguments, or get their own error.
 JUDGED = {"socket": (41, 198), "socketpair": (53, 199), "clone": (56, 220), "prctl": (157, 167), "clone3": (435, 435)}
 REFUSED: dict[str, tuple[int, int | None]] = {  # None: the machine has no such call
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
@@ -37,7 +37,7 @@ def refused(number: int) -> list[Instruction]:
 
 
 def by_first_argument(number: int, test: tuple[int, int], *, allowed: bool, error: int) -> list[Instruction]:
-    """Allows a call where the test of its first argument holds (or where it does not), and refuses it elsewhere."""
+    """Allows a call if the test of its first argument holds (with `allowed=False`, if it fails). Else refuses it."""
     code, operand = test
     return [
         (IF_EQUAL, 0, 4, number),
@@ -62,10 +62,10 @@ def instructions(machine: str) -> list[Instruction]:
         (IF_AT_LEAST, 0, 1, OTHER_ABI),
         (RETURN, 0, 0, REFUSE | errno.EPERM),
         *(each for number in numbers if number is not None for each in refused(number)),
-        # No address family at all: what the standard library makes by itself (asyncio) is a pair of unix sockets.
+        # No address family at all: the standard library itself (asyncio) only makes pairs of unix sockets.
         (IF_EQUAL, 0, 1, socket),
         (RETURN, 0, 0, REFUSE | errno.EAFNOSUPPORT),
-        (IF_EQUAL, 0, 1, clone3),  # its flags are out of a filter's sight; libraries then use clone
+        (IF_EQUAL, 0, 1, clone3),  # a filter cannot see its flags; libraries then use clone
         (RETURN, 0, 0, REFUSE | errno.ENOSYS),
         *by_first_argument(clone, (IF_ANY_BIT, CLONE_THREAD), allowed=True, error=errno.EPERM),
         *by_first_argument(pair, (IF_EQUAL, AF_UNIX), allowed=True, error=errno.EAFNOSUPPORT),
@@ -76,7 +76,7 @@ def instructions(machine: str) -> list[Instruction]:
 
 
 def forbid_calls(libc: ctypes.CDLL) -> None:
-    """For this process and all that come of it. It takes `no_new_privs` to be set."""
+    """Applies the filter to this process and all its children. `no_new_privs` must be set."""
     filters = instructions(os.uname().machine)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in filters))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(filters), ctypes.addressof(code)))

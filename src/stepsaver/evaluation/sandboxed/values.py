@@ -1,7 +1,7 @@
-"""Plain data as JSON: all that a program can hand to its judge.
+"""Plain data as JSON: all that a program can send to its judge.
 
-A subclass becomes what it is a kind of (a Counter is a dict). Every other object becomes a stand-in that equals nothing
-but itself, so that an object's own idea of equality stays where the program is.
+A subclass becomes its base type (a Counter becomes a dict). Every other object becomes a stand-in that equals only
+itself, so that an object's own `__eq__` stays in the program's process.
 """
 
 import itertools
@@ -10,12 +10,12 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-SMALL = 1 << 63  # longer integers go as text: the decimal form of a very long one is refused by the interpreter
-ITERATED = 10_000  # elements of an iterator that are taken, as it may have no end
+SMALL = 1 << 63  # larger integers are sent as text: the interpreter refuses the decimal form of a very long one
+ITERATED = 10_000  # the most elements taken from an iterator, which may be endless
 
 
 class ProgramObject:
-    """Stands for an object of the program. Only its truth is known."""
+    """Stands for an object of the program. Only its truth value is known."""
 
     def __init__(self, is_true: bool) -> None:
         self._is_true = is_true
@@ -41,7 +41,7 @@ def _pairs(value: dict[Any, Any]) -> dict[str, Any]:
     return {"dict": [[encode(key), encode(each)] for key, each in value.items()]}
 
 
-# The first kind that fits is taken.
+# The first kind that fits is used.
 FORMS: dict[type, Callable[[Any], Any]] = {
     int: lambda value: int(value) if abs(value) < SMALL else {"int": hex(value)},
     float: float,
@@ -79,7 +79,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def decode(data: Any) -> Any:
-    """The value again. Whatever is no encoded value raises; nothing in it is ever executed."""
+    """The value from its encoded form. Anything else raises an error; nothing in it is ever executed."""
     if isinstance(data, list):
         return _read_all(data)
     if isinstance(data, dict):

@@ -1,7 +1,7 @@
 """Walls around one process: namespaces, a root folder in memory, user nobody, limits, a filter of system calls.
 
-It goes through three states: cloned into new namespaces, walled in, and replaced by an interpreter that runs one module
-of this folder. Whatever goes wrong before the last step goes to the status pipe, which the last step closes.
+The process goes through three steps: it is cloned into new namespaces, walled in, and replaced by an interpreter that
+runs one module of this folder. An error before the last step goes to the status pipe, which the last step closes.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class WalledProcess:
-    """One walled process: the module it runs, its standard streams, and the one other descriptor that it keeps."""
+    """One walled process: the module it runs, its standard streams, and the one other descriptor it keeps."""
 
     module: str
     standard_input: int
@@ -38,7 +38,7 @@ class WalledProcess:
 
 
 def start_walled(walled: WalledProcess, settings: dict[str, Any]) -> int:
-    """Starts its module and returns its process. Raises OSError where the machine does not allow a wall."""
+    """Starts the module and returns the process id. Raises OSError if the machine does not allow a wall."""
     status_read, status_write = os.pipe()
     process = _clone()
     if process == 0:
@@ -65,9 +65,9 @@ def _call(name: str, *arguments: Any) -> int:
 
 
 def _clone() -> int:
-    """A fork into own processes, network, mounts, host name and queues. An ordinary user needs a user namespace too.
+    """Forks into new namespaces: processes, network, mounts, host name, queues; for an ordinary user, users too.
 
-    By number, because two walled processes come of one, and `unshare` makes only one namespace of processes.
+    Called by number, because one process starts two walled ones, and `unshare` makes only one process namespace.
     """
     machine = os.uname().machine
     if machine not in CLONE_NUMBER:
@@ -82,8 +82,8 @@ def _clone() -> int:
 
 
 def _become(walled: WalledProcess, settings: dict[str, Any]) -> None:
-    """The first process of its namespace. When it ends, whatever it started ends with it."""
-    os.setsid()  # signals to a process group do not stop at a namespace
+    """Runs in the first process of the namespace. When it ends, everything it started ends too."""
+    os.setsid()  # signals to a process group cross namespaces
     user, group = settings["user"], settings["group"]
     if user != 0:
         _map_to_nobody(user, group)
@@ -101,9 +101,9 @@ def _become(walled: WalledProcess, settings: dict[str, Any]) -> None:
         os.setresuid(NOBODY, NOBODY, NOBODY)
     _call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user clears it
+    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # again: a change of user clears it
     _limit(settings["limits"])
-    os.set_inheritable(walled.channel, True)  # every other descriptor closes with the last step
+    os.set_inheritable(walled.channel, True)  # the last step closes every other descriptor
     forbid_calls(libc)
     words = command(settings["interpreter"], walled.module, folder=INSIDE, argument=str(walled.channel))
     os.execve(words[0], words, {"LANG": "C.UTF-8"})
@@ -123,11 +123,11 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def _build_root(settings: dict[str, Any]) -> None:
-    """A root of its own in memory: the interpreter and system libraries read-only, `/tmp` small, nothing else."""
+    """Builds a root folder in memory: interpreter and system libraries (read-only), a small `/tmp`, nothing else."""
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
     shown = {folder: folder for folder in (*SYSTEM, settings["interpreter_folder"])}
     shown[settings["folder"] + "/sandboxed"] = INSIDE + "/sandboxed"
-    # Opened before the new root covers /tmp, which may have the package or the interpreter in it.
+    # Opened before the new root covers /tmp, which may contain the package or the interpreter.
     present = {folder: target for folder, target in shown.items() if os.path.lexists(folder)}
     opened = {target: os.open(folder, os.O_PATH | os.O_NOFOLLOW) for folder, target in present.items()}
     root = "/tmp"
@@ -149,7 +149,7 @@ def _build_root(settings: dict[str, Any]) -> None:
 
 def _place_read_only(source: int, target: str) -> None:
     if os.path.lexists(target):
-        return  # inside one of the others
+        return  # inside one of the other folders
     if stat.S_ISLNK(os.fstat(source).st_mode):
         os.symlink(os.readlink("", dir_fd=source), target)
         return
@@ -159,7 +159,7 @@ def _place_read_only(source: int, target: str) -> None:
 
 
 def _kept_flags(target: str) -> int:
-    """Flags that an ordinary user may not drop when he remounts; they have the same bits here and in `statvfs`."""
+    """Flags that an ordinary user may not drop in a remount. They have the same bits here and in `statvfs`."""
     return os.statvfs(target).f_flag & (MS_NODEV | 8)  # 8: noexec
 
 

@@ -1,4 +1,4 @@
-"""What the task files ask of Python: where their documents are, and whether an instruction was obeyed."""
+"""Python functions for the task files: where their documents are, and whether an instruction was followed."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from stepsaver.evaluation.embedded.instructions import obeys
 
 
 def documents(data_files: dict[str, str], **_: Any) -> Any:
-    """The documents of each split. Paths are relative to this folder, wherever the evaluation was started.
+    """The documents of each split. Paths are relative to this folder, wherever the evaluation is started.
 
     The harness also passes the task's metadata, which says nothing about documents.
     """
@@ -18,5 +18,5 @@ def documents(data_files: dict[str, str], **_: Any) -> Any:
 
 
 def process_instruction(document: dict[str, Any], results: list[str]) -> dict[str, bool]:
-    """`datasets` gives every document all arguments of all kinds; the checker reads only those of its kind."""
+    """Scores an instruction. `datasets` gives each document the arguments of all kinds; the checker reads its own."""
     return {"prompt_level_strict_acc": obeys(document["kind"], document["arguments"], results[0])}
