@@ -1,21 +1,38 @@
 """`import stepsaver` as somebody meets it who has read the README and no source file."""
 
+import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_overloads, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepsaver
+from stepsaver.api.model import GenerateOptions
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rules.near_rows import NearRows
 from stepsaver.engine.rules.trim import Trim
 
 PROMPTS = ["Tom has 12 pens and buys 5 more pens. How many pens does Tom have?", "x", "A longer text. " * 5]
+
+
+def test_overloads_take_what_generate_takes() -> None:
+    """By name and type: their options are written once, beside the signature that has the defaults."""
+    taken = get_type_hints(stepsaver.Model.generate)
+    overloads = get_overloads(stepsaver.Model.generate)
+    assert len(overloads) == 3
+    for each in overloads:
+        own = get_type_hints(each)
+        assert own["options"] == Unpack[GenerateOptions]
+        assert taken.keys() == own.keys() - {"options"} | get_type_hints(GenerateOptions).keys()
+    for name, kind in get_type_hints(GenerateOptions).items():
+        assert taken[name] == kind
+    names = inspect.signature(stepsaver.Model.generate).parameters
+    assert GenerateOptions.__annotations__.keys() <= names.keys(), "help() lists them"
 
 
 def test_texts_come_in_the_prompts_order_whatever_finishes_first(embedded: stepsaver.Model) -> None:

@@ -141,12 +141,16 @@ def test_what_is_complete_is_not_run_again(experiment: Path) -> None:
         }
 
 
-def test_force_runs_the_named_configs_again_and_times_the_baseline_beside_them(experiment: Path) -> None:
+def test_force_runs_the_named_configs_again_and_times_the_baseline_beside_them(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     answers = stored_answers(experiment, "trimmed")
     assert main(["run", str(experiment), "--limit", str(LIMIT), "--force", "trimmed"]) in TIMING_MAY_BE_ODD
     assert stored_answers(experiment, "trimmed") == answers
     assert len((cell(experiment, "baseline") / "trace.jsonl").read_text().splitlines()) == 1 + 10
-    assert list((cell(experiment, "trimmed").parent / "previous").glob("trimmed-*"))
+    (aside,) = (cell(experiment, "trimmed").parent / "previous").glob("trimmed-*")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ") and "aside" in line]
+    assert said == [f"note: {cell(experiment, 'trimmed')} is run again: what was stored is set aside as {aside}"]
     assert json.loads((cell(experiment, "trimmed") / "summary.json").read_text())["speed_up_chunks"] == 5
 
 

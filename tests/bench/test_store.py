@@ -146,10 +146,18 @@ def test_a_chunk_stored_twice_is_not_hidden(tmp_path: Path) -> None:
 
 def test_another_run_and_force_set_results_aside(tmp_path: Path) -> None:
     folder = filled(tmp_path / "cell")
-    assert not open_cell_files(folder, identity(layers=2), "other").records
-    assert sorted(read_cell_files(tmp_path / "previous" / "cell-run", "run").records) == [0, 1, 2]
-    assert not open_cell_files(folder, identity(layers=2), "other", force=True).records
-    assert (tmp_path / "previous" / "cell-other").is_dir()
+    other = open_cell_files(folder, identity(layers=2), "other")
+    assert not other.records
+    before = tmp_path / "previous" / "cell-run"
+    assert sorted(read_cell_files(before, "run").records) == [0, 1, 2]
+    why = "was of another run (differs in layers)"
+    assert other.notes == [f"{folder} {why}: what was stored is set aside as {before}"]
+    forced = open_cell_files(folder, identity(layers=2), "other", force=True)
+    assert not forced.records
+    before = tmp_path / "previous" / "cell-other"
+    assert before.is_dir()
+    assert forced.notes == [f"{folder} is run again: what was stored is set aside as {before}"]
+    assert open_cell_files(folder, identity(layers=2), "other").notes == []
     assert json.loads((folder / "run.json").read_text())["run_id"] == "other"
 
 

@@ -1,13 +1,20 @@
 """`stepsaver tune` from the command line, on a tiny model: outcomes, resuming, and what it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stepsaver.bench.machine import measure_rows
+from stepsaver.bench.tuning import confirm, tuning
+from stepsaver.bench.tuning.race import Goal, Observed
+from stepsaver.bench.tuning.search import Found
+from stepsaver.bench.tuning.space import DeclaredSpace
+from stepsaver.bench.tuning.trials import BenchTrials
 from stepsaver.cli import main
 from stepsaver.evaluation.recipe import read_recipe
+from stepsaver.report.tuning_page import parallelism_line
 from tests.evaluation.tiny_folder import write_model_folder
 
 PROMPTS = 64
@@ -48,7 +55,11 @@ def test_a_tuning_says_what_it_came_to_and_goes_on_from_what_is_stored(
     assert document["outcome"] in ("confirmed", "undecided", "rejected")
     page = (tmp_path / "tuned" / "tuning.html").read_text()
     assert "loss of agreement with plain decoding" in page
+    assert bool(document["parallelism"]) == bool(document["recipe"])
+    assert ("TPF with commits" in page) == bool(document["recipe"])
     if document["recipe"]:
+        assert [each["name"] for each in document["parallelism"]] == ["baseline", document["attempts"][-1]["name"]]
+        assert "with commits" in (tmp_path / "tuned" / "recipe.yaml").read_text().splitlines()[-1]
         recipe = read_recipe(tmp_path / "tuned" / "recipe.yaml")
         assert recipe.measured is not None
         assert recipe.measured.measure == "agreement"
@@ -66,6 +77,37 @@ def test_a_tuning_says_what_it_came_to_and_goes_on_from_what_is_stored(
         assert "another max_drop" in capsys.readouterr().err
     # the folder is an experiment like any other
     assert main(["status", str(tmp_path / "tuned")]) == 0
+
+
+def test_a_winner_has_its_tokens_per_forward_beside_the_baselines(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first candidate wins here, whatever was timed."""
+
+    def first(space: DeclaredSpace, trials: BenchTrials, goal: Goal) -> Found:
+        name = space.singles()[0]
+        trials.run([name], 0)
+        observed = trials.observed(name)
+        assert observed is not None
+        return Found(ranked=[(name, observed)])
+
+    def won(name: str, number: int, observed: Observed, **more: float) -> confirm.Attempt:
+        return replace(judged(name, number, observed, **more), outcome="confirmed")
+
+    judged = confirm.judged
+    monkeypatch.setattr(tuning, "search", first)
+    monkeypatch.setattr(confirm, "judged", won)
+    out = tmp_path / "tuned"
+    assert main(tune(workspace, "--max-drop", "90", "--budget", "10min", "--out", str(out))) == 0
+    document = json.loads((out / "tuning.json").read_text())
+    baseline, winner = document["parallelism"]
+    assert (baseline["name"], winner["name"]) == ("baseline", document["attempts"][0]["name"])
+    assert 0 < baseline["tokens_per_forward"] < baseline["tokens_per_step"]
+    line = parallelism_line(document)
+    assert line in capsys.readouterr().out.splitlines()
+    assert (out / "recipe.yaml").read_text().endswith(f"# {line}\n")
+    assert read_recipe(out / "recipe.yaml").measured is not None
+    assert "TPF with commits" in (out / "tuning.html").read_text()
 
 
 @pytest.mark.parametrize(

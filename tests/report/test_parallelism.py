@@ -1,13 +1,16 @@
 """TPF and AUP, the field's own measures."""
 
+from dataclasses import replace
 from math import exp
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepsaver.bench.results.summary import Summary
-from stepsaver.report.parallelism import accuracy_under_parallelism, parallelism_of
+from stepsaver.report.parallelism import accuracy_under_parallelism, parallelism_blocks, parallelism_of
 from tests.bench import made_up
+from tests.report.reports import made_up_experiment, made_up_task
 
 
 def summary(**changes: Any) -> Summary:
@@ -24,9 +27,34 @@ def test_tokens_per_forward_with_and_without_commits() -> None:
     assert found.flops_per_token == pytest.approx(2e7)
 
 
-def test_a_scored_task_has_none() -> None:
+def test_what_took_no_step_has_none() -> None:
     cost = {"denoising_steps": 0, "flops": 1.0, "by_kind": {}}
-    assert parallelism_of(summary(cost=cost, tokens_before_stop=None)) is None
+    assert parallelism_of(summary(cost=cost)) is None
+
+
+def test_a_scored_task_has_none_however_many_steps_it_took() -> None:
+    assert parallelism_of(summary(tokens_before_stop=None)) is None
+    assert parallelism_of(summary(tokens_before_stop=0)) is None
+
+
+@pytest.mark.parametrize(("task", "is_generated"), [("mini_gsm8k", True), ("mini_mmlu", False), ("made_up", False)])
+def test_the_declaration_says_what_an_early_summary_is_of(task: str, is_generated: bool) -> None:
+    """One from before tokens without the stop were counted."""
+    content = summary(task=task).as_json()
+    del content["tokens_before_stop"]
+    found = parallelism_of(Summary.model_validate(content))
+    assert (found is not None) == is_generated
+    assert found is None or found.tokens_per_step == pytest.approx(10_000 / 50)
+
+
+@pytest.mark.parametrize("path", ["generation", "scoring"])
+def test_pages_have_the_table_for_generated_texts_only(tmp_path: Path, path: str) -> None:
+    task = made_up_task(made_up_experiment(tmp_path))
+    counted = 5000 if path == "generation" else None
+    summaries = [each.model_copy(update={"tokens_before_stop": counted}) for each in task.summaries]
+    cells = tuple(replace(each, summary=one) for each, one in zip(task.cells, summaries, strict=True))
+    tables = parallelism_blocks(replace(task, cells=cells))
+    assert [len(each["rows"]) for each in tables] == ([len(cells)] if path == "generation" else [])
 
 
 def test_aup_of_one_point_is_its_area() -> None:

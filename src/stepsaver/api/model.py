@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from stepsaver.api.arguments import check_arguments
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -28,6 +28,21 @@ logger = logging.getLogger(__name__)
 
 Text = str | Sequence[int]  # a text, or its token ids
 Rules = str | Rule | Sequence[str | Rule]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """What every overload of `Model.generate` takes, written once for all of them. Defaults are in its signature."""
+
+    rules: Rules
+    policy: str | Policy | None
+    threshold: float | None
+    recipe: str | os.PathLike[str] | None
+    batch_size: int | None
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    chat: bool
 
 
 class Piece(NamedTuple):
@@ -77,18 +92,9 @@ class Model:
         self,
         prompts: str | Sequence[Text],
         *,
-        rules: Rules = (),
-        policy: str | Policy | None = None,
-        threshold: float | None = None,
-        recipe: str | os.PathLike[str] | None = None,
-        batch_size: int | None = None,
-        max_new_tokens: int = NEW_TOKENS,
-        temperature: float = Sampling.temperature,
-        top_p: float = Sampling.top_p,
-        seed: int = Sampling.seed,
-        chat: bool = True,
         ids: Literal[False] = False,
         stream: Literal[False] = False,
+        **options: Unpack[GenerateOptions],
     ) -> Iterator[str]: ...
 
     @overload
@@ -96,18 +102,9 @@ class Model:
         self,
         prompts: str | Sequence[Text],
         *,
-        rules: Rules = (),
-        policy: str | Policy | None = None,
-        threshold: float | None = None,
-        recipe: str | os.PathLike[str] | None = None,
-        batch_size: int | None = None,
-        max_new_tokens: int = NEW_TOKENS,
-        temperature: float = Sampling.temperature,
-        top_p: float = Sampling.top_p,
-        seed: int = Sampling.seed,
-        chat: bool = True,
         ids: Literal[True],
         stream: Literal[False] = False,
+        **options: Unpack[GenerateOptions],
     ) -> Iterator[list[int]]: ...
 
     @overload
@@ -115,18 +112,9 @@ class Model:
         self,
         prompts: str | Sequence[Text],
         *,
-        rules: Rules = (),
-        policy: str | Policy | None = None,
-        threshold: float | None = None,
-        recipe: str | os.PathLike[str] | None = None,
-        batch_size: int | None = None,
-        max_new_tokens: int = NEW_TOKENS,
-        temperature: float = Sampling.temperature,
-        top_p: float = Sampling.top_p,
-        seed: int = Sampling.seed,
-        chat: bool = True,
         ids: bool = False,
         stream: Literal[True],
+        **options: Unpack[GenerateOptions],
     ) -> Iterator[Piece]: ...
 
     def generate(

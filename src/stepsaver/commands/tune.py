@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepsaver.bench.experiment.spec import Experiment
     from stepsaver.bench.running.session import Session
     from stepsaver.bench.tuning.problems import SplitProblems
-    from stepsaver.bench.tuning.tuning import Aim, Outcome
+    from stepsaver.bench.tuning.tuning import Aim, Outcome, Tuning
 
 WHEN_STOPPED = "every finished chunk and every attempt is stored, and the same command goes on from there"
 HELP = "find the fastest settings that keep the answers"
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         with budget_progress("tuning", aim.budget) as report:
             tuning = Tuning(experiment, session, problems, aim, report)
             outcome = tuning.run(ledger)
-    return _show(options, tuning.experiment, outcome, problems.search.measure)
+    return _show(options, tuning, outcome)
 
 
 def _aim(options: argparse.Namespace) -> "Aim":
@@ -203,19 +203,21 @@ def _print_plan(session: "Session", problems: "SplitProblems", aim: "Aim") -> No
         )
 
 
-def _show(options: argparse.Namespace, experiment: "Experiment", outcome: "Outcome", measure: str) -> int:
+def _show(options: argparse.Namespace, tuning: "Tuning", outcome: "Outcome") -> int:
     from stepsaver.bench.results.durable import write_beside
     from stepsaver.bench.tuning.record import tuning_document
     from stepsaver.evaluation.recipe import recipe_text
-    from stepsaver.report.tuning_page import tuning_page
+    from stepsaver.report.tuning_page import parallelism_line, tuning_page
 
-    folder = experiment.folder
-    document = tuning_document(experiment, outcome, measure)
+    folder = tuning.experiment.folder
+    document = tuning_document(tuning.experiment, outcome, tuning.measure)
+    document["parallelism"] = _parallelism(tuning, document)
     write_beside(folder / RECORD, json.dumps(document, indent=1) + "\n")
     write_beside(folder / PAGE, tuning_page(document))
     if outcome.recipe is not None:
         for path in filter(None, (folder / RECIPE, options.recipe_out)):
-            write_beside(path, recipe_text(outcome.recipe))
+            line = parallelism_line(document)
+            write_beside(path, recipe_text(outcome.recipe) + (f"# {line}\n" if line else ""))
     if options.json:
         print(json.dumps(document))
         return 0
@@ -228,8 +230,23 @@ def _show(options: argparse.Namespace, experiment: "Experiment", outcome: "Outco
     return 0
 
 
+def _parallelism(tuning: "Tuning", document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the tokens per forward of baseline and winner, if there is one, on the problems that confirmed it."""
+    from stepsaver.bench.tuning.trials import BASELINE
+    from stepsaver.report.tuning_page import confirmed_parallelism
+
+    fresh, winner = tuning.problems.fresh, [each for each in document["attempts"] if each["outcome"] == "confirmed"]
+    if not winner:
+        return []
+    chunks = [chunk.number for chunk in fresh.chunks]
+    folder = tuning.results / fresh.task_run.folder_name
+    return confirmed_parallelism(folder, (BASELINE, winner[0]["name"]), chunks)
+
+
 def outcome_lines(document: dict[str, Any]) -> list[str]:
-    """The most promising candidates of the search, and the attempts at confirming."""
+    """The most promising candidates of the search, the attempts at confirming, and the winner's tokens per forward."""
+    from stepsaver.report.tuning_page import parallelism_line
+
     of = "drop" if document["measure"] == "accuracy" else "loss of agreement with plain decoding"
     best = [each for each in document["candidates"] if each["rank"] is not None]
     lines = [f"searched {len(document['candidates'])} candidates in {document['seconds']:.0f} s; most promising:"]
@@ -245,4 +262,4 @@ def outcome_lines(document: dict[str, Any]) -> list[str]:
             f"[{each['speed_up'][1]:.2f}, {each['speed_up'][2]:.2f}], {of} {each['drop_points'][0]:+.2f} "
             f"[{low:+.2f}, {high:+.2f}] points on {each['problems']} fresh problems"
         )
-    return lines
+    return [*lines, *filter(None, [parallelism_line(document)])]

@@ -1,27 +1,41 @@
 """The field's own measures: tokens per forward (TPF) and accuracy under parallelism (AUP), with what they leave out.
 
 TPF counts forwards of one sample, whatever each costs: a step of 32 rows and one of 8 weigh the same. Operations per
-token therefore stand beside it.
+token therefore stand beside it. Where texts are scored no token is generated, and there is no TPF.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from math import exp
 from typing import NamedTuple
 
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.results.store import CellFiles
+from stepsaver.bench.results.summary import CostTotals, Summary
+from stepsaver.bench.running.summarise import cost_totals, tokens_before_stop
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.evaluation.task_registry import find_declaration
 from stepsaver.report.blocks import Block, cell, number, table
 from stepsaver.report.cells import ReportTask
 
 PENALTY, MOST_LOSS = 3.0, 5.0  # d3LLM's: how lost accuracy weighs, and how many points may be lost at all
 COLUMNS = ("config", "accuracy", "TPF", "TPF with commits", "GFLOP per token")
-CAPTION = (
+TPF_CAPTION = (
     "TPF: tokens before the stop over denoising forwards, each sample's own; with commits: over all its forwards but "
-    "the prefill, commits and verifications included. AUP is d3LLM's area under accuracy against TPF, weighted down "
-    "where accuracy is lost; it does not know what a forward costs, which operations per token do."
+    "the prefill, commits and verifications included."
 )
+CAPTION = (
+    f"{TPF_CAPTION} AUP is d3LLM's area under accuracy against TPF, weighted down where accuracy is lost; it does not "
+    "know what a forward costs, which operations per token do."
+)
+
+
+class TokensPerForward(NamedTuple):
+    tokens_per_step: float
+    tokens_per_forward: float  # commits and verifications included
+
+    def __str__(self) -> str:
+        return f"TPF {self.tokens_per_step:.2f}, with commits {self.tokens_per_forward:.2f}"
 
 
 class Parallelism(NamedTuple):
@@ -32,20 +46,38 @@ class Parallelism(NamedTuple):
     flops_per_token: float
 
 
-def parallelism_of(summary: Summary) -> Parallelism | None:
-    """Returns None for a config that has no tokens or took no denoising step."""
-    cost = summary.cost
-    tokens = summary.tokens_before_stop or summary.throughput.tokens
+def tokens_per_forward(tokens: float | None, cost: CostTotals) -> TokensPerForward | None:
+    """Returns None if no tokens were generated or no denoising step was taken."""
     forwards = sum(each["steps"] for kind, each in cost.by_kind.items() if kind not in ("prefill", "reused"))
-    if not tokens or not cost.denoising_steps or not forwards or summary.tokens_before_stop == 0:
+    if not tokens or not cost.denoising_steps or not forwards:
         return None
-    return Parallelism(
-        summary.config,
-        100 * summary.accuracy,
-        tokens / cost.denoising_steps,
-        tokens / forwards,
-        cost.flops / tokens,
-    )
+    return TokensPerForward(tokens / cost.denoising_steps, tokens / forwards)
+
+
+def stored_tokens_per_forward(cell: CellFiles, chunks: Collection[int]) -> TokensPerForward | None:
+    """Returns that of some stored chunks of a cell, which need no summary."""
+    records = [record for chunk in chunks for record in cell.records.get(chunk, ())]
+    timings = [timing for timing in cell.own_timings if timing.chunk in chunks]
+    return tokens_per_forward(tokens_before_stop(records), cost_totals(timings))
+
+
+def parallelism_of(summary: Summary) -> Parallelism | None:
+    """Returns None for a config whose texts were scored, that has no tokens or that took no denoising step."""
+    tokens = _generated_tokens(summary)
+    found = tokens_per_forward(tokens, summary.cost)
+    if not tokens or found is None:
+        return None
+    return Parallelism(summary.config, 100 * summary.accuracy, *found, summary.cost.flops / tokens)
+
+
+def _generated_tokens(summary: Summary) -> float | None:
+    """Returns None for a scored task. A summary from before stop tokens were counted does not say what it is of: its
+    task's declaration does, and without one nobody knows.
+    """
+    if "tokens_before_stop" in summary.model_fields_set:
+        return summary.tokens_before_stop
+    declared = find_declaration(summary.task)
+    return summary.throughput.tokens if declared and declared.path == "generation" else None
 
 
 def accuracy_under_parallelism(points: Sequence[tuple[float, float]], best: float) -> float:
@@ -93,7 +125,7 @@ def aup_lines(task: ReportTask) -> list[str]:
 
 
 def parallelism_blocks(task: ReportTask) -> list[Block]:
-    """Returns the table for a page; nothing for a task without denoising steps."""
+    """Returns the table for a page; nothing for a task that is scored or has no denoising steps."""
     rows = [
         [
             cell(each.config, each.config),

@@ -1,11 +1,15 @@
 """The page of a tuning: what was tried, the frontier of speed-up against drop, and what was confirmed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
+from stepsaver.bench.results.store import read_cell_files, read_run
 from stepsaver.report.blocks import Block, TableEntry, cell, facts, figure, interval, number, tab, table
 from stepsaver.report.figures import PALETTE, layout, plain
+from stepsaver.report.parallelism import COLUMNS as PARALLELISM
+from stepsaver.report.parallelism import TPF_CAPTION, TokensPerForward, stored_tokens_per_forward
 from stepsaver.report.report_page import report_page
 
 Row = Mapping[str, Any]
@@ -19,6 +23,8 @@ def tuning_page(document: Mapping[str, Any]) -> str:
         shown = {name: recipe[name] for name in ("rules", "policy", "sub_block_size", "join", "batch_size")}
         items = [(name.replace("_", " "), _text(value)) for name, value in shown.items()]
         blocks.insert(1, facts("Recipe", items, name="recipe"))
+    if document["parallelism"]:
+        blocks.insert(2, _parallelism(document))
     lead = (
         f"No problem is used both to search and to confirm. At most {document['max_drop']:g} points of {of}; "
         "every interval is paired with plain decoding on the same problems."
@@ -31,6 +37,37 @@ def tuning_page(document: Mapping[str, Any]) -> str:
 def drop_name(document: Mapping[str, Any]) -> str:
     is_accuracy = document["measure"] == "accuracy"
     return "drop" if is_accuracy else "loss of agreement with plain decoding"
+
+
+def confirmed_parallelism(folder: Path, names: Sequence[str], chunks: Collection[int]) -> list[dict[str, Any]]:
+    """Returns the tokens per forward of configs on those of some chunks that all have stored; nothing if one has none.
+
+    `folder` is that of the task in the results.
+    """
+    runs = {name: read_run(folder / name) for name in names}
+    cells = {name: read_cell_files(folder / name, run.run_id) for name, run in runs.items() if run is not None}
+    shared = set(chunks).intersection(*(cell.records for cell in cells.values()))
+    found = {name: stored_tokens_per_forward(cell, shared) for name, cell in cells.items()}
+    rows = [{"name": name, **each._asdict()} for name, each in found.items() if each is not None]
+    return rows if len(rows) == len(names) else []
+
+
+def parallelism_line(document: Mapping[str, Any]) -> str:
+    """Returns the baseline's and the winner's tokens per forward in one line; empty if they are not known."""
+    return "; ".join(
+        f"{each['name']}: {TokensPerForward(each['tokens_per_step'], each['tokens_per_forward'])}"
+        for each in document["parallelism"]
+    )
+
+
+def _parallelism(document: Mapping[str, Any]) -> Block:
+    rows = [
+        [cell(each["name"]), number(each["tokens_per_step"], ".2f"), number(each["tokens_per_forward"], ".2f")]
+        for each in document["parallelism"]
+    ]
+    columns = (PARALLELISM[0], *PARALLELISM[2:4])
+    caption = f"On the fresh problems that confirmed it. {TPF_CAPTION}"
+    return table("Tokens per forward", columns, rows, caption=caption, name="parallelism")
 
 
 def frontier(candidates: Sequence[Row]) -> list[Row]:

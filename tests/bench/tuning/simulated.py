@@ -31,10 +31,13 @@ class SimulatedTrials:
     chunks: int = SEARCH_CHUNKS
     counts: dict[str, list[float]] = field(default_factory=dict)  # problems, lost, won
     speed_ups: dict[str, list[float]] = field(default_factory=dict)
+    done: set[tuple[str, int]] = field(default_factory=set)  # candidates and chunks
 
     def run(self, names: Sequence[str], chunk: int) -> None:
-        self.budget -= 1.0
-        for name in names:
+        missing = [name for name in names if (name, chunk) not in self.done]
+        self.done |= {(name, chunk) for name in missing}
+        self.budget -= 1.0 if missing else 0.0
+        for name in missing:
             truth = self.truths[name]
             self.budget -= 1 / truth.speed_up
             lost, won, _ = self.draw(truth, CHUNK)

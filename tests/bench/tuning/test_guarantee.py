@@ -1,6 +1,7 @@
 """What a tuning promises, by simulated searches with known truths."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -19,7 +20,15 @@ from stepsaver.bench.tuning.confirm import (
 )
 from stepsaver.bench.tuning.race import Goal, Observed, drop_interval, speed_interval
 from stepsaver.bench.tuning.search import search
-from tests.bench.tuning.simulated import FRESH, SimulatedSpace, SimulatedTrials, Truth, with_pairs
+from tests.bench.tuning.simulated import (
+    CHUNK,
+    FRESH,
+    SEARCH_CHUNKS,
+    SimulatedSpace,
+    SimulatedTrials,
+    Truth,
+    with_pairs,
+)
 
 CONFIDENCE, SEARCHES = 0.95, 500
 
@@ -99,6 +108,44 @@ def test_what_was_set_aside_is_ranked_if_all_that_promised_more_fell() -> None:
         found = search(SimulatedSpace(truths), trials, Goal(0.01, CONFIDENCE, FRESH))
         assert any(name == "steady" for name, _ in found.ranked)
         assert not {name for name, _ in found.ranked} & found.out.keys()
+
+
+class LuckyAtFirst(SimulatedTrials):
+    """On the first chunk no answer differs, whatever the truth is."""
+
+    def draw(self, truth: Truth, problems: int) -> Sequence[int]:
+        is_first = max(chunk for _, chunk in self.done) == 0
+        return [0, 0, problems] if is_first else super().draw(truth, problems)
+
+
+class OneFamily(SimulatedSpace):
+    def family(self, name: str) -> str:
+        return ""
+
+
+def test_what_was_set_aside_is_raced_with_the_time_that_is_left() -> None:
+    """All that are faster and looked as right fall within a part of the budget, those of a second race too."""
+    truths = {"steady": Truth(1.3, 0.004, 0.004)} | {f"lucky {n}": Truth(2.5, 0.3, 0.0) for n in range(12)}
+    trials = LuckyAtFirst(truths, np.random.default_rng(0), 400.0)
+    found = search(OneFamily(truths), trials, Goal(0.01, CONFIDENCE, FRESH))
+    assert [name for name, _ in found.ranked] == ["steady"]
+    assert found.ranked[0][1].problems == SEARCH_CHUNKS * CHUNK
+    assert all("above the limit" in found.out[name] for name in truths if name != "steady")
+    assert not found.aside
+
+
+def test_a_drop_below_zero_brings_no_candidate_to_the_front() -> None:
+    """It still counts in how many problems a confirmation needs."""
+    goal = Goal(0.01, CONFIDENCE, FRESH)
+    even, lucky = Observed(64, 3, 3, (1.30,)), Observed(64, 0, 6, (1.29,))
+    assert goal.chance(lucky) == pytest.approx(goal.chance(even))
+    assert goal.expected_gain(lucky) < goal.expected_gain(even)
+    assert goal.chance(Observed(64, 4, 2, ())) < goal.chance(even)
+    needed = [
+        problems_needed(Observed(10000, *each, ()), limit=0.01, confidence=0.95, most=10**6)
+        for each in ((100, 100), (70, 130))
+    ]
+    assert needed[0] > needed[1]
 
 
 def test_nothing_within_the_limit_is_a_result() -> None:

@@ -131,6 +131,14 @@ def test_what_is_no_rule_or_lacks_a_value_is_not_tried(space: DeclaredSpace, mon
     assert space.singles() == expected
 
 
+def test_the_luck_of_one_change_makes_up_for_no_loss_of_another(space: DeclaredSpace) -> None:
+    space.singles()
+    seen = {"near_rows": (12.0, 0.0, 1.5), "join-all": (0.0, 12.0, 1.29), "sub-16": (6.0, 6.0, 1.3)}
+    known = {name: Observed(320, lost, won, (up,), up) for name, (lost, won, up) in seen.items()}
+    combined = space.combinations(known, Goal(0.03, 0.95, 5000), 40)
+    assert combined.index("near_rows+sub-16") < combined.index("join-all+near_rows")
+
+
 def test_what_slows_down_is_in_no_combination(space: DeclaredSpace) -> None:
     names = space.singles()
     known = {name: Observed(64, 0.0, 0.0, (1.5 if name.startswith("near_rows") else 0.9,)) for name in names}

@@ -133,7 +133,7 @@ def open_cell_files(
     notes = []
     is_former = stored is not None and stored.sum is None
     if is_former or (force and not is_ours) or (stored is not None and stored.run_id != run_id):
-        notes = _set_folder_aside(folder, stored, is_former=is_former)
+        notes = _set_folder_aside(folder, stored, identity, is_former=is_former)
         stored = None
     folder.mkdir(parents=True, exist_ok=True)
     if stored is None or not document_holds(stored.as_json()):
@@ -257,8 +257,8 @@ def _set_aside(path: Path, why: str) -> Path:
         raise cannot_write(path, error) from None
 
 
-def _set_folder_aside(folder: Path, stored: RunDocument | None, *, is_former: bool) -> list[str]:
-    """Moves all that is stored to `previous/`. Returns a note if the former format is the reason."""
+def _set_folder_aside(folder: Path, stored: RunDocument | None, wanted: Identity, *, is_former: bool) -> list[str]:
+    """Moves all that is stored to `previous/`. Returns a note that says why and where it is now."""
     if stored is None and not any((folder / name).exists() for name in (SAMPLES, TRACE, SUMMARY)):
         return []
     target = folder.parent / "previous" / f"{folder.name}-{stored.run_id if stored else 'unknown'}"
@@ -266,7 +266,11 @@ def _set_folder_aside(folder: Path, stored: RunDocument | None, *, is_former: bo
         target = target.with_name(target.name + "-again")
     target.parent.mkdir(parents=True, exist_ok=True)
     folder.rename(target)
-    return [f"{folder} was of the former format, without checksums: it is set aside as {target}"] if is_former else []
+    if is_former:
+        return [f"{folder} was of the former format, without checksums: it is set aside as {target}"]
+    parts = differing_parts(stored.identity, wanted) if stored else []
+    why = f"was of another run (differs in {', '.join(parts)})" if parts else "is run again"
+    return [f"{folder} {why}: what was stored is set aside as {target}"]
 
 
 def _write_document(path: Path, document: RunDocument | Summary) -> None:

@@ -36,6 +36,7 @@ from stepsaver.bench.running.task_run import TaskRun
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
 from stepsaver.evaluation.model_source import hub_revision
+from stepsaver.evaluation.records import RequestRecord
 
 N = TypeVar("N", int, float)
 INVARIANCE_SAMPLES = 4
@@ -143,8 +144,8 @@ def build_summary(
             cell.runner.engine, cell.runner.config.parsed_rules(), (each.steps for each in base_timings)
         ),
         throughput=_throughput(timings),
-        tokens_before_stop=_tokens_before_stop(cell.stored),
-        cost=_cost(timings),
+        tokens_before_stop=tokens_before_stop(cell.stored.all_records),
+        cost=cost_totals(timings),
         steps=merge_counts(each.steps for each in timings),
         sample_forwards=_known_sum([each.sample_forwards for each in timings]),
         planning_seconds=_known_sum([each.planning_seconds for each in timings]),
@@ -171,9 +172,9 @@ def _different_answers(cell: CellFiles, baseline: CellFiles) -> int:
     return sum((each.ids, each.loglikelihood) != theirs.get(each.key) for each in cell.all_records)
 
 
-def _tokens_before_stop(files: CellFiles) -> int | None:
+def tokens_before_stop(records: Sequence[RequestRecord]) -> int | None:
     """Returns the number of generated tokens without the stop tokens; None for a task that is scored."""
-    generated = [record for record in files.all_records if record.path == "generation"]
+    generated = [record for record in records if record.path == "generation"]
     return sum(record.tokens - (record.finish == "stop") for record in generated) if generated else None
 
 
@@ -206,7 +207,7 @@ def _throughput(timings: Sequence[Timing]) -> Throughput:
     )
 
 
-def _cost(timings: Sequence[Timing]) -> CostTotals:
+def cost_totals(timings: Sequence[Timing]) -> CostTotals:
     return CostTotals(
         forwards=sum(each.forwards for each in timings),
         denoising_steps=sum(each.denoising_steps for each in timings),

@@ -1,7 +1,7 @@
 """What trials say about a candidate, with intervals, and when it leaves the race."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import NormalDist, fmean, median
 
@@ -43,6 +43,14 @@ class Observed:
     @property
     def cautious_drop(self) -> float:
         return self.drop + CAUTION * self.deviation
+
+    @property
+    def without_luck(self) -> "Observed":
+        """As many differences, and no drop below zero: on few problems that is luck more often than not."""
+        if self.drop >= 0:
+            return self
+        half = (self.lost + self.won) / 2
+        return replace(self, lost=half, won=half)
 
     @property
     def speed_up(self) -> float:
@@ -126,8 +134,10 @@ class Goal:
     def chance(self, observed: Observed) -> float:
         """Returns how likely the drop's whole interval is within the limit on fresh problems.
 
-        The true drop is as uncertain as the search leaves it, and fresh problems add their own scatter.
+        The true drop is as uncertain as the search leaves it, and fresh problems add their own scatter. A drop below
+        zero counts as zero, or else candidates that were lucky would come first.
         """
+        observed = observed.without_luck
         each = (observed.lost + observed.won + NEVER_SEEN) / observed.problems
         fresh = sqrt(each / self.fresh_problems)
         distance = NORMAL.inv_cdf(0.5 + self.confidence / 2) * fresh

@@ -77,8 +77,10 @@ def search(space: Space, trials: Trials, goal: Goal) -> Found:
     combined = space.combinations(_known(tried, trials), goal, MOST_COMBINATIONS)
     tried += _try_once(combined, trials, found, until=until)
     racing = [name for name, observed in _known(tried, trials).items() if _is_hopeful(name, observed, found)]
-    standing = _known(_race(racing, space, trials, found, goal), trials)
-    found.ranked = _ranked(standing, goal) or _ranked(_known(found.aside, trials), goal)
+    found.ranked = _ranked(_known(_race(racing, space, trials, found, goal), trials), goal)
+    while not found.ranked and found.aside and trials.seconds_left() > 0:
+        found.ranked = _ranked(_known(_race_again(space, trials, found, goal), trials), goal)
+    found.ranked = found.ranked or _ranked(_known(found.aside, trials), goal)
     for name, _ in found.ranked:
         found.out.pop(name, None)
     return found
@@ -148,6 +150,14 @@ def _race(racing: list[str], space: Space, trials: Trials, found: Found, goal: G
             trials.run(racing, done)
             done += 1
     return _inside(racing, trials, found, goal)
+
+
+def _race_again(space: Space, trials: Trials, found: Found, goal: Goal) -> list[str]:
+    """Races those set aside, once all that promised more fell. Each time fewer are set aside, so it ends."""
+    racing, found.aside = found.aside, []
+    for name in racing:
+        del found.out[name]
+    return _race(racing, space, trials, found, goal)
 
 
 def _survivors(racing: list[str], space: Space, trials: Trials, found: Found, goal: Goal) -> list[str]:

@@ -250,9 +250,10 @@ def _one_of_each(groups: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _joined(one: Observed | None, other: Observed) -> Observed:
-    """Returns what two changes would do together if each did what it does alone."""
+    """Returns what two changes would do together if each did what it does alone. One's luck makes up for no loss."""
     if one is None:
         return other
+    one, other = one.without_luck, other.without_luck
     scale = one.problems / other.problems
     up = one.expected_speed_up * other.expected_speed_up
     return Observed(one.problems, one.lost + scale * other.lost, one.won + scale * other.won, (up,), up)
