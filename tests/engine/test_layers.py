@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -40,9 +41,16 @@ def small_model(shape: dict, *, halves: bool, seed: int = 0) -> Transformer:
 
 
 def run(
-    model: Transformer, samples: list[tuple[int, int]], *, kept: frozenset[int] = frozenset(), reads: int = 1
+    model: Transformer,
+    samples: list[tuple[int, int]],
+    *,
+    kept: frozenset[int] = frozenset(),
+    reads: int = 1,
+    seen: int | None = None,
 ) -> tuple[StepOutput, list[torch.Tensor]]:
-    """One forward of samples that have some rows after some context, and the caches after it."""
+    """One forward of samples that have some rows after some context, and the caches after it. A row sees the others up
+    to the end of its block of `seen` rows.
+    """
     capacity, block, slots = kernels.LONGEST_CONTEXT + 32, max(rows for _, rows in samples), len(samples)
     cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=torch.float32, device=CPU)
     cache.stored.copy_(torch.randn(cache.stored[:, :1].shape, generator=torch.Generator().manual_seed(1)))
@@ -54,7 +62,7 @@ def run(
         read = row_set(np.arange(rows) % reads == rows % reads)
         plan = whole_plan("sub", window=window, reads=read, layers=model.config.layers)
         tokens = np.random.default_rng(context).integers(3, model.config.vocab, rows)
-        steps.append(Step(slot, context, tokens, block, plan))
+        steps.append(Step(slot, context, tokens, seen or block, plan))
     memory = Memory(cache, deltas if kept else None, model.rotations(capacity))
     return run_step(model, memory, steps), [cache.stored, *parts]
 
@@ -64,7 +72,7 @@ shapes = st.fixed_dictionaries(
         "layers": st.integers(1, 4),
         "hidden": st.sampled_from((8, 32, 40, 100)),
         "kv_heads": st.sampled_from((1, 2)),
-        "heads": st.sampled_from((2, 4, 6)),
+        "heads": st.sampled_from((4, 8)),  # queries fill whole blocks of a weight: otherwise there is no stack
         "head_dim": st.sampled_from((8, 16, 24)),
         "mlp": st.sampled_from((5, 48, 160)),
         "qkv_bias": st.booleans(),
@@ -84,18 +92,26 @@ shapes = st.fixed_dictionaries(
     threads=st.integers(1, 3),
     kept=st.frozensets(st.integers(0, 3)),
     reads=st.integers(1, 5),
+    seen=st.sampled_from((None, 1, 5, 8)),
 )
 def test_one_call_gives_the_numbers_of_many(
-    shape: dict, halves: bool, samples: list[tuple[int, int]], threads: int, kept: frozenset[int], reads: int
+    shape: dict,
+    halves: bool,
+    samples: list[tuple[int, int]],
+    threads: int,
+    kept: frozenset[int],
+    reads: int,
+    seen: int | None,
 ) -> None:
     model = small_model(shape, halves=halves)
+    assert model.stack is not None
     kept = frozenset(layer for layer in kept if layer < model.config.layers)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        once, caches = run(model, samples, kept=kept, reads=reads)
+        once, caches = run(model, samples, kept=kept, reads=reads, seen=seen)
         with without_stack(model):
-            apart, caches_apart = run(model, samples, kept=kept, reads=reads)
+            apart, caches_apart = run(model, samples, kept=kept, reads=reads, seen=seen)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(once.logits, apart.logits)
@@ -152,3 +168,14 @@ def test_a_row_does_not_depend_on_its_mates() -> None:
     together = run(model, samples)[0].logits
     alone = torch.cat([run(model, [each])[0].logits for each in samples])
     assert torch.equal(together, alone)
+
+
+@stacked
+def test_a_copy_has_a_stack_of_its_own() -> None:
+    model = small_model({}, halves=True)
+    expected = run(model, [(5, 8)])[0].logits
+    copy = deepcopy(model)
+    addresses = set(model.stack.addresses.flatten().tolist())  # type: ignore[union-attr]
+    assert addresses & set(copy.stack.addresses.flatten().tolist()) == {0}  # type: ignore[union-attr]
+    del model
+    assert torch.equal(run(copy, [(5, 8)])[0].logits, expected)

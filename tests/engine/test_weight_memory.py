@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepsaver.engine.models import weight_memory
-from stepsaver.engine.models.large_pages import HAS_LARGE_PAGES
+from stepsaver.engine.models.large_pages import HAS_LARGE_PAGES, map_large_pages
 from stepsaver.engine.models.weight_memory import LINE, give_back, take_halves
 
 chunked = pytest.mark.skipif(not HAS_LARGE_PAGES, reason="this system has no large pages to ask for")
@@ -62,3 +62,17 @@ def test_a_chunk_goes_with_its_last_weight_and_a_large_weight_has_one_of_its_own
     del small
     gc.collect()
     assert [each() is None for each in mapped] == [True, False]
+
+
+@chunked
+def test_a_system_built_without_large_pages_maps_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)  # which the system refuses as it would refuse large pages
+    with pytest.raises(OSError, match="Invalid argument"):
+        mmap.mmap(-1, 4096).madvise(9999)
+    assert map_large_pages(4096)[:8] == bytes(8)
+
+
+@chunked
+def test_too_much_memory_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="bytes cannot be mapped"):
+        map_large_pages(1 << 60)

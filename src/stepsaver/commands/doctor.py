@@ -83,7 +83,7 @@ def _weights() -> Finding:
     problem = halves_problem()
     sixteen = f"not in 16 bits ({problem})" if problem else "in 16 bits where float16 holds them"
     others = "packed by oneDNN" if can_pack() else "plain, because this torch has no oneDNN"
-    return Finding("weights", True, f"on the CPU large ones {sixteen}, in float32 {others}")
+    return Finding("weights", True, f"on the CPU {sixteen}; large ones in float32 {others}")
 
 
 def _kernels() -> Finding:

@@ -6,7 +6,8 @@ of context, and causal rows as well. The others are mixed by torch's fused kerne
 queries and contexts padded and the query heads that share a key-value head folded into rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -77,10 +78,9 @@ def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attendi
     turns: dict[int, int] = {}  # a sample with several steps has one in each of several groups
     for each in segments:
         assert each.length <= cache.capacity
-        growth = each.growth
-        if growth is not None and cache.kernel_attends(each.length):
-            by_kernel.append((each.start, each.stop, each.slot, each.first, growth))
-        elif growth == 0:
+        if cache.kernel_attends(each.length):
+            by_kernel += _kernel_segments(each)
+        elif each.growth == 0:
             turn = turns[each.slot] = turns.get(each.slot, 0) + 1
             groups.setdefault((turn, each.rows > FEW_ROWS, each.length.bit_length() // 2), []).append(each)
         else:
@@ -92,6 +92,17 @@ def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attendi
         tuple(_alone(each, device) for each in alone),
         tuple(_padded_group(group, dtype, device) for group in groups.values() if len(group) > 1),
     )
+
+
+def _kernel_segments(segment: Segment) -> Iterator[tuple[int, ...]]:
+    """A segment as our kernel takes it: in pieces whose rows see equally many rows, if they differ irregularly."""
+    if segment.growth is not None:
+        yield segment.start, segment.stop, segment.slot, segment.first, segment.growth
+        return
+    assert segment.lengths is not None
+    starts = [0, *(np.flatnonzero(np.diff(segment.lengths)) + 1).tolist(), segment.rows]
+    for start, stop in pairwise(starts):
+        yield segment.start + start, segment.start + stop, segment.slot, int(segment.lengths[start]), 0
 
 
 def _alone(segment: Segment, device: torch.device) -> Alone:

@@ -5,6 +5,7 @@ cache (the block being decoded) are one range, and a commit just rewrites rows i
 next to each other, so attention reads them in one go.
 """
 
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -118,7 +119,7 @@ class DeltaCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.block_size = block_size
+        self.block_size, self.layers = block_size, config.layers
         shape = (slots * block_size, config.hidden)
         self.by_layer = {
             layer: PartDeltas(
@@ -126,9 +127,12 @@ class DeltaCache:
             )
             for layer in sorted(layers)
         }
-        # where each layer's deltas are in memory [layers, 2]; 0 for a layer whose deltas are not kept
-        kept = [self.by_layer.get(layer, ()) for layer in range(config.layers)]
-        self.addresses = torch.tensor([[part.data_ptr() for part in parts] or [0, 0] for parts in kept])
+
+    @cached_property
+    def addresses(self) -> Tensor:
+        """Where each layer's deltas are in memory [layers, 2]; 0 for a layer whose deltas are not kept."""
+        kept = [self.by_layer.get(layer, ()) for layer in range(self.layers)]
+        return torch.tensor([[part.data_ptr() for part in parts] or [0, 0] for parts in kept])
 
     @property
     def bytes(self) -> int:

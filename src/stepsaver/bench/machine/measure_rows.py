@@ -78,6 +78,7 @@ class Scratch:
         model, (slots, rows, capacity) = self.model, self.layout
         kept = {"dtype": model.dtype, "device": model.device}
         cache = KeyValueCache(model.config, slots=slots, capacity=capacity, **kept)  # type: ignore[arg-type]
+        cache.stored.zero_()  # memory that nobody has touched is all the same page
         every = frozenset(range(model.config.layers))
         deltas = DeltaCache(model.config, layers=every, slots=slots, block_size=rows, **kept)  # type: ignore[arg-type]
         for part in (part for layer in deltas.by_layer.values() for part in layer):
@@ -147,7 +148,7 @@ def measure_row_costs(
     attended = [context * layout.samples * (context_row * layout.rows + cached_row) for layout in layouts]
     attention = [each / config.layers - seen for each, seen in zip(parts.attention, attended, strict=True)]
     mlp = [each / config.layers for each in parts.mlp]
-    if few_read:  # one call for both
+    if model.stack is not None:  # one call for both
         share = _attention_share(config)
         attention, mlp = ([part * each for each in attention] for part in (share, 1 - share))
     costs = RowCosts(
@@ -175,9 +176,7 @@ def measure_row_costs(
 
 
 def _last_layer_seconds(costs: RowCosts, few_read: dict[Layout, float]) -> float:
-    """Returns what a last layer that reads few of its rows takes on top of the prediction: it is not part of the one
-    call that runs the others.
-    """
+    """Returns what a last layer that reads few of its rows takes on top of the prediction: it is a call of its own."""
     unplanned = replace(costs, tick=0.0, sample=0.0)
     more = []
     for layout, seconds in few_read.items():

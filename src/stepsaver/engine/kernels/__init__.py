@@ -319,7 +319,9 @@ class LayerStack:
             for each, (inputs, outputs) in zip(layer.maps, sizes, strict=True):
                 assert each.blocks.shape == (-(-outputs // BLOCK), inputs, BLOCK)
                 assert each.blocks.is_contiguous()
-                assert each.bias is None or (each.bias.dtype == torch.float32 and each.bias.shape == (outputs,))
+                assert each.bias is None or each.bias.shape == (outputs,)
+            beside = (*(each.bias for each in layer.maps), *layer[4:])
+            assert all(part is None or (part.dtype == torch.float32 and part.is_contiguous()) for part in beside)
         self._layers = tuple(layers)  # keeps the memory that the addresses are of
         flat = [[*(part for each in layer.maps for part in each), *layer[4:]] for layer in layers]
         self.addresses = torch.tensor([[0 if part is None else part.data_ptr() for part in parts] for parts in flat])

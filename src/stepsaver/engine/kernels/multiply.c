@@ -1,4 +1,4 @@
-/* Rows in single precision times weights that are kept in half precision, in single-precision arithmetic.
+/* Rows in single precision times weights that are kept in half or single precision, in single-precision arithmetic.
  *
  * The weights lie in blocks of BLOCK outputs; in a block, one input after another, BLOCK numbers each: a cache line per
  * input, read from the first to the last. The last block of a weight is filled up with zeros. A row's sums run over the

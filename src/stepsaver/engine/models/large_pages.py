@@ -1,12 +1,20 @@
 """Memory in pages of 2 MB, if the system has them: fewer addresses to look up, and fewer pages to allocate."""
 
+import errno
 import mmap
+from contextlib import suppress
 
 HAS_LARGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE")
 
 
 def map_large_pages(size: int) -> mmap.mmap:
     """A map of zeros. It takes memory only where it is touched."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise MemoryError(f"{size} bytes cannot be mapped") from error
+    with suppress(OSError):  # a system built without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -1,8 +1,8 @@
 """Layouts of a weight in memory, and how rows are multiplied by it. Each weight is kept once, in one layout.
 
-`Plain` is what torch multiplies as it is: small weights, and all precisions but float32. `Packed` is oneDNN's layout of
-float32. `Halves` keeps numbers in 16 bits where float16 holds them, and multiplies in float32 arithmetic with our own
-kernel (docs/speed.md has the figures).
+`Halves` keeps numbers in 16 bits where float16 holds them, and multiplies in float32 arithmetic with our own kernel
+(docs/speed.md has the figures). Of other float32 weights, `Packed` is oneDNN's layout of large ones, and `Floats` has
+small ones in the same blocks as `Halves`. `Plain` is what torch multiplies as it is: other precisions, and no kernel.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def multiply_packed(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Te
 
 
 def _of(bias: Tensor | None, rows: Slice) -> Tensor | None:
-    return None if bias is None else bias[slice(*rows)]
+    return None if bias is None else bias.detach()[slice(*rows)]
 
 
 class Plain:
@@ -105,7 +105,7 @@ class Blocks:
             pieces = [Piece(blocks, bias, slice(0, borders[-1]))]
         self.by_rows[0, borders[-1]] = tuple(pieces)
         self.map = (
-            kernels.Map(blocks, bias) if len(pieces) == 1 else None
+            kernels.Map(blocks, _of(bias, (0, borders[-1]))) if len(pieces) == 1 else None
         )  # the whole weight, if its blocks follow one another
 
     def project(self, x: Tensor, rows: Slice) -> Tensor:

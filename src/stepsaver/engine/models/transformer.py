@@ -9,7 +9,7 @@ L rows of context.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -210,6 +210,10 @@ class Transformer(nn.Module):
 
     def logits(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
         return self.head.project(self.norm.scale(h_ND, added))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the stack, which names places in memory: a copy makes its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "stack"}
 
     @cached_property
     def stack(self) -> kernels.LayerStack | None:
