@@ -1,4 +1,4 @@
-"""A rule that acts executes fewer row-layers per denoising step than the baseline."""
+"""A rule that acts executes fewer row-layers per denoising step than the baseline, commits included."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
 from stepsaver.engine.trace import COMPUTED_STEPS
 
 ORDER = 5
+COUNTED = (*COMPUTED_STEPS, "commit")  # some rules leave out nothing but rows of commits
 
 
 def findings(task: TaskEvidence) -> Iterator[Finding]:
@@ -16,11 +17,11 @@ def findings(task: TaskEvidence) -> Iterator[Finding]:
             yield Finding(
                 "invalid",
                 "reuse",
-                f"{cell.name} claims reuse and runs {ours:.0f} row-layers a step, not under {theirs:.0f}",
+                f"{cell.name} claims reuse and runs {ours:.0f} row-layers a step with commits, not under {theirs:.0f}",
             )
 
 
 def _work_per_step(cell: CellEvidence) -> float | None:
     steps = sum(each.denoising_steps for each in cell.timings)
-    kinds = [figures for each in cell.timings for kind, figures in each.by_kind.items() if kind in COMPUTED_STEPS]
+    kinds = [figures for each in cell.timings for kind, figures in each.by_kind.items() if kind in COUNTED]
     return sum(figures["row_layers"] for figures in kinds) / steps if steps else None
