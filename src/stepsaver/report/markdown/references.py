@@ -1,8 +1,9 @@
 """Figures by reference: `experiment/task/config field`, read from the committed artifacts.
 
 A config may be a pattern (`window_*`: of several, without baselines and controls, the smallest and the largest figure
-are written), several with commas, or `fastest`, the one with the greatest speed-up; `fastest<1.5` is the fastest whose
-drop surely stays below 1.5 points. In an experiment's own pages its name may be left out.
+are written), several with commas, or `fastest`, the one with the greatest speed-up over the experiment's baseline;
+`fastest<1.5` is the fastest whose drop surely stays below 1.5 points. In an experiment's own pages its name may be left
+out.
 """
 
 import re
@@ -122,7 +123,7 @@ def _chosen(tasks: list[ReportTask], config: str) -> list[Measured]:
     if fastest:
         most = float(fastest[1]) if fastest[1] else float("inf")
         safe = [each for each in everything if each.is_compared and each.drop.high < most]
-        timed = [each for each in safe if each.summary.speed_up.smaller.value > 0]
+        timed = [each for each in safe if each.summary.speed_up.smaller.value > 0 and _has_main_baseline(each)]
         return [max(timed, key=lambda each: each.summary.speed_up.smaller.value)] if timed else []
     patterns = config.split(",")
     known = {cell.name for task in tasks for cell in task.cells}
@@ -130,3 +131,9 @@ def _chosen(tasks: list[ReportTask], config: str) -> list[Measured]:
         if known and not any(fnmatchcase(name, pattern) for name in known):
             raise unknown_name("config", pattern, known)
     return [each for each in everything if any(fnmatchcase(each.cell.name, pattern) for pattern in patterns)]
+
+
+def _has_main_baseline(one: Measured) -> bool:
+    """Whether it is compared with the experiment's baseline, so that its speed-up is one over plain decoding."""
+    experiment = one.task.experiment
+    return experiment.baseline_of(one.cell.name) == experiment.spec.baseline
