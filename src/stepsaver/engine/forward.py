@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from stepsaver.engine import kernels
 from stepsaver.engine.attention import mix
 from stepsaver.engine.cache import DeltaCache, KeyValueCache, keep_deltas
+from stepsaver.engine.kernels.layers import KeptDeltas, LayerStack, run_layers
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Attention, Layer, Transformer
 from stepsaver.engine.packing import PackedRun, Packer, PartRows, Step, Subset, pack_rows, run_end
@@ -123,7 +123,7 @@ class Forward:
         delta = self.stream.through(mlp, run.mlp.ran) if run.mlp.ran.size else None
         self._add("mlp", index, delta, run.mlp)
 
-    def run_stack(self, stack: kernels.LayerStack | None, first: int, last: int, run: PackedRun) -> bool:
+    def run_stack(self, stack: LayerStack | None, first: int, last: int, run: PackedRun) -> bool:
         """Runs all layers of a run in one call. That needs small layers, rows that all run everything, contexts that
         our own kernel attends, and nobody who watches a delta; otherwise it does nothing and returns False.
         """
@@ -135,10 +135,10 @@ class Forward:
             return False
         deltas = None
         if memory.deltas is not None:
-            deltas = kernels.KeptDeltas(memory.deltas.addresses, run.mlp.ran_delta_index)
+            deltas = KeptDeltas(memory.deltas.addresses, run.mlp.ran_delta_index)
         h_ND, cache_rows = self.stream.settled(), run.cache_rows
         assert cache_rows is not None
-        going = kernels.run_layers(
+        going = run_layers(
             stack,
             first,
             last,

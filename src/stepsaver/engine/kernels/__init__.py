@@ -9,7 +9,6 @@ With `STEPSAVER_KERNELS=plain` the kernels use no instructions that only some pr
 import ctypes
 import hashlib
 import os
-from collections.abc import Sequence
 from ctypes import c_float, c_long, c_void_p
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -85,6 +84,12 @@ try:
     assert c_long.in_dll(_library, "stepsaver_block").value == BLOCK
 except Unusable as error:
     problem, LONGEST_CONTEXT, LONGEST_HEAD = str(error), 0, 0
+
+
+def library() -> ctypes.CDLL:
+    """The compiled kernels, for the calls that stand in files of their own."""
+    assert _library is not None
+    return _library
 
 
 def are_loaded() -> bool:
@@ -260,133 +265,6 @@ def mix(
         0.0 if norms is None else norms.eps,
     )
     return out
-
-
-class Map(NamedTuple):
-    """A weight in blocks, and its bias."""
-
-    blocks: Tensor
-    bias: Tensor | None
-
-
-class LayerMaps(NamedTuple):
-    """What a layer is made of. `columns` are factors that a norm leaves to be multiplied by; None: there are none."""
-
-    qkv: Map
-    output: Map
-    gate_up: Map
-    down: Map
-    attention_columns: Tensor | None
-    mlp_columns: Tensor | None
-    head_norms: Tensor | None  # [2 E]
-
-    @property
-    def maps(self) -> tuple[Map, Map, Map, Map]:
-        return self.qkv, self.output, self.gate_up, self.down
-
-
-class KeptDeltas(NamedTuple):
-    """Where what the parts of each layer add is kept: addresses [layers, 2], 0 for nowhere, and each row's index."""
-
-    addresses: Tensor
-    indices: Tensor
-
-
-class LayerShape(NamedTuple):
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    mlp: int
-    eps: float
-
-
-class LayerStack:
-    """Layers that can run in one call, described as the kernel wants them."""
-
-    def __init__(self, layers: Sequence[LayerMaps], shape: LayerShape) -> None:
-        self.shape = shape
-        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        sizes = (
-            (shape.hidden, width),
-            (shape.heads * shape.head_dim, shape.hidden),
-            (shape.hidden, 2 * shape.mlp),
-            (shape.mlp, shape.hidden),
-        )
-        self.kinds = {each.blocks.dtype for layer in layers for each in layer.maps}
-        assert len(self.kinds) == 1, "all weights are of one kind"
-        for layer in layers:
-            for each, (inputs, outputs) in zip(layer.maps, sizes, strict=True):
-                assert each.blocks.shape == (-(-outputs // BLOCK), inputs, BLOCK)
-                assert each.blocks.is_contiguous()
-                assert each.bias is None or each.bias.shape == (outputs,)
-            beside = (*(each.bias for each in layer.maps), *layer[4:])
-            assert all(part is None or (part.dtype == torch.float32 and part.is_contiguous()) for part in beside)
-        self._layers = tuple(layers)  # keeps the memory that the addresses are of
-        flat = [[*(part for each in layer.maps for part in each), *layer[4:]] for layer in layers]
-        self.addresses = torch.tensor([[0 if part is None else part.data_ptr() for part in parts] for parts in flat])
-
-
-def run_layers(
-    stack: LayerStack,
-    first: int,
-    last: int,
-    h_ND: Tensor,
-    rotation: Tensor,
-    stored: Tensor,
-    cache_rows: Tensor,
-    segments: Tensor,
-    *,
-    kept: Tensor | None = None,
-    deltas: KeptDeltas | None = None,
-) -> Tensor | None:
-    """Runs packed rows, in place, through the layers from `first` to `last` - 1: all parts of all rows. Of a single
-    layer, only the rows `kept` go on after the keys and values, if they are given; segments and deltas are of those.
-
-    `stored` is the cache of all layers; the rest is as `mix` takes it, and every row that goes on is in a segment.
-    Returns the hidden states of these rows. None: there was no memory for it, and nothing has changed.
-    """
-    assert _library is not None
-    layers, _, kv_rows, capacity, head_dim = stored.shape
-    rows, hidden = h_ND.shape
-    shape = stack.shape
-    assert h_ND.dtype == rotation.dtype == stored.dtype == torch.float32
-    assert h_ND.is_contiguous()
-    assert rotation.is_contiguous()
-    assert stored.is_contiguous()
-    assert (kv_rows, head_dim, hidden) == (2 * shape.kv_heads, shape.head_dim, shape.hidden)
-    assert 0 <= first < last <= layers == len(stack.addresses)
-    assert rotation.numel() == rows * 2 * head_dim
-    assert cache_rows.dtype == segments.dtype == torch.int64
-    assert cache_rows.shape == (rows,)
-    assert segments.shape[1] == 5
-    assert can_attend(head_dim, 0)
-    assert kept is None or (kept.dtype == torch.int64 and last - first == 1)
-    going = h_ND if kept is None else h_ND.new_empty((len(kept), hidden))
-    assert deltas is None or (deltas.addresses.shape == (layers, 2) and deltas.indices.shape == (len(going),))
-    kind = KINDS[next(iter(stack.kinds))]
-    described = (c_long * 7)(shape.heads, shape.kv_heads, head_dim, capacity, hidden, shape.mlp, kind)
-    has_run = _library.stepsaver_run_layers(
-        stack.addresses[first].data_ptr(),
-        described,
-        h_ND.data_ptr(),
-        rotation.data_ptr(),
-        stored[first].data_ptr(),
-        cache_rows.data_ptr(),
-        segments.data_ptr(),
-        None if deltas is None else deltas.addresses[first].data_ptr(),
-        None if deltas is None else deltas.indices.data_ptr(),
-        None if kept is None else kept.data_ptr(),
-        None if kept is None else going.data_ptr(),
-        0 if kept is None else len(kept),
-        last - first,
-        rows,
-        len(segments),
-        stored.stride(0),
-        hidden * shape.eps,
-        shape.eps,
-    )
-    return going if has_run else None
 
 
 def most_likely(logits_NV: Tensor, mask_id: int) -> Tensor:

@@ -163,7 +163,7 @@ void stepsaver_copy_rows(const float *x, float *stored, const int64_t *indices, 
 /* Tiles of a segment's queries with the heads that share a key-value head. */
 static long tiles_of(Segment segment, long group) { return ((segment.stop - segment.start) * group + TILE - 1) / TILE; }
 
-static long threads_at_most(void) {
+long threads_at_most(void) {
 #ifdef _OPENMP
     return omp_get_max_threads();
 #else

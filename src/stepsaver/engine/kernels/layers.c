@@ -13,7 +13,7 @@
 #include <omp.h>
 #endif
 
-/* A layer as Python describes it (kernels/__init__.py): addresses, 0 where there is nothing. */
+/* A layer as Python describes it (kernels/layers.py): addresses, 0 where there is nothing. */
 typedef struct {
     const void *qkv, *qkv_bias, *output, *output_bias, *gate_up, *gate_up_bias, *down, *down_bias;
     const float *attention_columns, *mlp_columns, *norms;
@@ -115,14 +115,6 @@ static void keep_row(const Rows *r, const Kept *kept, long i) {
     const long row = kept->rows[i], hidden = r->shape->hidden, mixed = r->shape->heads * r->shape->head_dim;
     memcpy(kept->h + i * hidden, r->h + row * hidden, (size_t)hidden * sizeof(float));
     memcpy(kept->queries + i * mixed, r->projected + row * qkv_width(r->shape), (size_t)mixed * sizeof(float));
-}
-
-static long threads_at_most(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
 }
 
 static long thread_number(void) {

@@ -55,6 +55,9 @@ void pack_tile(const float *x, long rows, long inputs, float *packed);
 /* At most MOST_TILE packed rows times a map. The numbers are those of `stepsaver_multiply`. */
 void multiply_tile(const Map *map, const float *packed, long rows, float *out);
 
+/* threads of the next parallel region, at most */
+long threads_at_most(void);
+
 /* rows that a tile should have, at most */
 long most_rows_of_tile(void);
 

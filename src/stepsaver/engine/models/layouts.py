@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepsaver.engine import kernels
+from stepsaver.engine.kernels.layers import Map
 from stepsaver.engine.models.result_memory import take_result
 from stepsaver.engine.models.weight_memory import give_back, take_halves
 
@@ -105,7 +106,7 @@ class Blocks:
             pieces = [Piece(blocks, bias, slice(0, borders[-1]))]
         self.by_rows[0, borders[-1]] = tuple(pieces)
         self.map = (
-            kernels.Map(blocks, _of(bias, (0, borders[-1]))) if len(pieces) == 1 else None
+            Map(blocks, _of(bias, (0, borders[-1]))) if len(pieces) == 1 else None
         )  # the whole weight, if its blocks follow one another
 
     def project(self, x: Tensor, rows: Slice) -> Tensor:

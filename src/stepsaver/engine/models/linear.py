@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stepsaver.engine import kernels
 from stepsaver.engine.defaults import KINDS_OF_WEIGHTS, WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.kernels.layers import Map
 from stepsaver.engine.models.layouts import (
     Blocks,
     Floats,
@@ -26,7 +27,7 @@ from stepsaver.engine.models.layouts import (
     keep_halves,
 )
 
-LARGE = 1 << 17  # weights with fewer numbers stay in the processor's cache, where plain multiplication is faster
+LARGE = 1 << 17  # weights with fewer numbers stay in the processor's caches
 
 
 def halves_problem() -> str | None:
@@ -92,7 +93,7 @@ class Linear(nn.Linear):
         return self.in_features * self.out_features
 
     @property
-    def map(self) -> kernels.Map | None:
+    def map(self) -> Map | None:
         """The whole map, for the kernel that runs whole layers. None if its weight is not in blocks."""
         return self.layout.map if isinstance(self.layout, Blocks) else None
 

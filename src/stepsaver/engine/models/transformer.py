@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from stepsaver.engine import kernels
 from stepsaver.engine.defaults import WEIGHTS, Weights
+from stepsaver.engine.kernels.layers import LayerMaps, LayerShape, LayerStack
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.layouts import Slice
 from stepsaver.engine.models.linear import LARGE, Embedding, Kept, Linear
@@ -164,17 +165,17 @@ class Layer(nn.Module):
         self.mlp.prepare(weights)
 
     @property
-    def maps(self) -> kernels.LayerMaps | None:
+    def maps(self) -> LayerMaps | None:
         """The layer's weights, for the kernel that runs whole layers. None if one of them is not in blocks."""
         attention, mlp = self.parts
         maps = (attention.qkv.map, attention.output.map, mlp.gate_up.map, mlp.down.map)
         norms = None if attention.head_norms is None else attention.head_norms.weight.detach()
         if any(each is None for each in maps):
             return None
-        return kernels.LayerMaps(*maps, attention.norm.columns, mlp.norm.columns, norms)  # type: ignore[arg-type]
+        return LayerMaps(*maps, attention.norm.columns, mlp.norm.columns, norms)  # type: ignore[arg-type]
 
 
-def can_stack(layers: Sequence[kernels.LayerMaps]) -> bool:
+def can_stack(layers: Sequence[LayerMaps]) -> bool:
     """Whether the kernel for whole layers serves: the weights are of one kind and stay in the processor's caches."""
     kinds = {each.blocks.dtype for layer in layers for each in layer.maps}
     return len(kinds) == 1 and all(each.blocks.numel() < LARGE for layer in layers for each in layer.maps)
@@ -216,17 +217,15 @@ class Transformer(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name != "stack"}
 
     @cached_property
-    def stack(self) -> kernels.LayerStack | None:
+    def stack(self) -> LayerStack | None:
         """All layers, for the kernel that runs several in one call. None unless they are prepared and small."""
         maps = [cast(Layer, layer).maps for layer in self.layers]
         layers = [layer for layer in maps if layer is not None]
         config = self.config
         if len(layers) < len(maps) or not can_stack(layers) or not kernels.can_attend(config.head_dim, 0):
             return None
-        shape = kernels.LayerShape(
-            config.heads, config.kv_heads, config.head_dim, config.hidden, config.mlp, config.norm_eps
-        )
-        return kernels.LayerStack(layers, shape)
+        shape = LayerShape(config.heads, config.kv_heads, config.head_dim, config.hidden, config.mlp, config.norm_eps)
+        return LayerStack(layers, shape)
 
     @property
     def kept(self) -> Kept:
