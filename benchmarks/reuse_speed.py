@@ -6,11 +6,13 @@ repeats that are interleaved with the baseline in one process.
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import torch
 
 from stepsaver.bench.machine.measure_rows import measure_row_costs
+from stepsaver.bench.machine.measurement import store_measurement
 from stepsaver.bench.machine.shapes import SHAPES
 from stepsaver.bench.machine.speed import decode_once, random_prompts, spread
 from stepsaver.engine.cost import ceiling, predicted_speed_up
@@ -22,6 +24,8 @@ from stepsaver.engine.row_costs import predicted_speed_up_here
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
 
+MEASURED = Path(__file__).parent / "measured"
+COLUMNS = ("batch", "rules", "speed-up, median [smallest, largest]", "predicted", "predicted here", "ceiling")
 WINDOW = ("previous_row:refresh=block", "trim:level=changed")
 NEAR_LIGHT = (*WINDOW, "near_rows", "light_commit")
 RULE_SETS: dict[str, tuple[str, ...]] = {
@@ -52,8 +56,10 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, action="append", help="may be repeated (default: 1, 8)")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--only", action="append", help="rule sets whose name contains this; may be repeated")
+    parser.add_argument("--store", action="store_true", help="keep the table for the documents")
     options = parser.parse_args()
-    model = random_model(SHAPES["135M"], dtype=torch.float32)
+    # numbers of float16, as in a checkpoint: kept in 16 bits where the machine can
+    model = random_model(SHAPES["135M"], dtype=torch.float32, stored=torch.float16)
     apart = resolve_decoding(model.config, stop_ids=(), join="none")
     joined = replace(apart, join="all")
     costs = measure_row_costs(model)
@@ -62,8 +68,8 @@ def main() -> None:
         for name, rules in RULE_SETS.items()
         if name == "none" or not options.only or any(part in name for part in options.only)
     }
-    print("| batch | rules | speed-up, median [smallest, largest] | predicted | predicted here | ceiling |")
-    print("|---|---|---|---|---|---|")
+    print("| " + " | ".join(COLUMNS) + " |")
+    table: list[tuple[str, ...]] = []
     for batch in options.batch_size or (1, 8):
         prompts = random_prompts(model, [64] * batch, [options.new_tokens] * batch)
         engines = {
@@ -87,9 +93,16 @@ def main() -> None:
             predicted = predicted_speed_up(model.config, plain[0], traces[name][0])
             here = predicted_speed_up_here(plain[0], traces[name][0], costs, len(rules))
             bound = ceiling(model.config, plain[0], rules, apart)
-            print(f"| {batch} | {name} | {spread(ratios)} | {predicted:.2f} | {here:.2f} | {bound:.2f} |", flush=True)
+            figures = (f"{predicted:.2f}", f"{here:.2f}", f"{bound:.2f}")
+            table.append((str(batch), name, str(spread(ratios)), *figures))
+            print("| " + " | ".join(table[-1]) + " |", flush=True)
         milliseconds = 1000 * median(trace.decode_seconds / trace.forwards for trace in plain[1:])
-        print(f"| {batch} | (a forward without reuse: {milliseconds:.1f} ms) | | | | |")
+        table.append((str(batch), f"(a forward without reuse: {milliseconds:.1f} ms)", *[""] * 4))
+        print("| " + " | ".join(table[-1]) + " |", flush=True)
+    if options.store:
+        command = f"python benchmarks/reuse_speed.py --repeats {options.repeats} --new-tokens {options.new_tokens}"
+        chosen_by = "".join(f" --only {part!r}" for part in options.only or ())
+        store_measurement(MEASURED / "reuse_speed_135M.json", command + chosen_by + " --store", COLUMNS, table)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,7 @@ shapes = st.fixed_dictionaries(
     kept=st.frozensets(st.integers(0, 3)),
     reads=st.integers(1, 5),
     seen=st.sampled_from((None, 1, 5, 8)),
+    is_large=st.booleans(),
 )
 def test_one_call_gives_the_numbers_of_many(
     shape: dict,
@@ -102,9 +103,12 @@ def test_one_call_gives_the_numbers_of_many(
     kept: frozenset[int],
     reads: int,
     seen: int | None,
+    is_large: bool,
 ) -> None:
     model = small_model(shape, halves=halves)
     assert model.stack is not None
+    assert not model.stack.is_large
+    model.stack.is_large = is_large  # how the work is shared, whatever the size: by rows, or by columns
     kept = frozenset(layer for layer in kept if layer < model.config.layers)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -119,11 +123,33 @@ def test_one_call_gives_the_numbers_of_many(
     assert once.executed == apart.executed
 
 
+LARGE = tiny_config(hidden=512, heads=8, kv_heads=2, head_dim=64, mlp=1000, layers=3)
+
+
 @stacked
-def test_models_in_double_precision_and_large_ones_have_no_stack() -> None:
+def test_models_in_double_precision_and_large_ones_in_float32_have_no_stack() -> None:
     assert random_model(tiny_config(), dtype=torch.float64).stack is None
-    large = tiny_config(hidden=512, heads=8, kv_heads=2, head_dim=64, mlp=512, layers=1)
-    assert random_model(large, dtype=torch.float32, stored=torch.float16).stack is None
+    assert random_model(LARGE, dtype=torch.float32).stack is None
+
+
+@stacked
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("samples", [[(0, 1)], [(40, 8)], [(3, 14)], [(64, 32), (7, 5), (0, 32), (90, 1)]])
+def test_large_layers_share_every_product(samples: list[tuple[int, int]], threads: int) -> None:
+    model = random_model(LARGE, dtype=torch.float32, stored=torch.float16)
+    assert model.stack is not None
+    assert model.stack.is_large
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        once, caches = run(model, samples, kept=frozenset({0, 2}), reads=3)
+        with without_stack(model):
+            apart, caches_apart = run(model, samples, kept=frozenset({0, 2}), reads=3)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(once.logits, apart.logits)
+    assert all(map(torch.equal, caches, caches_apart))
+    assert once.executed == apart.executed
 
 
 @stacked

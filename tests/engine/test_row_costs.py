@@ -151,6 +151,18 @@ def test_only_rows_that_are_read_go_through_the_last_layer_and_the_head() -> Non
     assert fewer == pytest.approx(6 * 0.25 * (1 + 1 + 0.75))  # head, MLP and what attention is beside keys and values
 
 
+def test_layers_that_reuse_deltas_are_not_in_the_one_call() -> None:
+    """Of three layers, one that all reuse; then one that only one of two samples reuses."""
+    costs = replace(made_up(), layer_apart=8.0, layer_reused=2.0)
+    reusing = entry(4)._replace(attention_run=8, keys_values_run=8, mlp_run=8, attention_reused=4, mlp_reused=4)
+    for beside, layers, more in ((reusing, 2, 2.0), (entry(4, sample=1), 3, 8.0)):
+        both = record(reusing, beside)._replace(layers=LayersRun(layers, layers, layers))
+        unaware = predicted_seconds(made_up(), both)
+        assert predicted_seconds(costs, both) - unaware == pytest.approx(more)
+    whole = record(entry(4))
+    assert predicted_seconds(costs, whole) == predicted_seconds(made_up(), whole)
+
+
 def test_rows_that_are_causal_see_half_of_their_own() -> None:
     costs = made_up()
     drafted, verified = (entry(8, context=40)._replace(kind=kind) for kind in ("draft", "verify"))

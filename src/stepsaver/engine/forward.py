@@ -124,8 +124,8 @@ class Forward:
         self._add("mlp", index, delta, run.mlp)
 
     def run_stack(self, stack: LayerStack | None, first: int, last: int, run: PackedRun) -> bool:
-        """Runs all layers of a run in one call. That needs small layers, rows that all run everything, contexts that
-        our own kernel attends, and nobody who watches a delta; otherwise it does nothing and returns False.
+        """Runs all layers of a run in one call. That needs weights in blocks, rows that all run everything, contexts
+        that our own kernel attends, and nobody who watches a delta; otherwise it does nothing and returns False.
         """
         attending, memory = run.attending, self.memory
         if stack is None or not run.is_whole or attending.by_kernel is None or attending.alone or attending.grouped:

@@ -45,7 +45,10 @@ class RowCosts:
     measuring: float  # seconds that the measurement took
     rule: float = 0.0  # planning, per rule and sample in a tick
     cached_row: float = 0.0  # per row of a step's context and layer, however few the queries: the row has to be read
-    last_layer: float = 0.0  # of a last layer that reads fewer rows than it has, where the others run in one call
+    # where layers run in one call:
+    last_layer: float = 0.0  # of a last layer that reads fewer rows than it has, which is a call of its own
+    layer_apart: float = 0.0  # of a layer that runs part by part, because some rows reuse a delta
+    layer_reused: float = 0.0  # of a layer that runs nothing, because all rows reuse their deltas
 
     @property
     def forward_rows(self) -> float:
@@ -120,6 +123,9 @@ def predicted_seconds(costs: RowCosts, record: ForwardRecord, rules: int = 0) ->
     seconds += costs.cached_row * sum(e.context * min(record.layers.attention, e.attention_run) for e in running)
     if head_rows < sum(entry.rows for entry in running):
         seconds += costs.last_layer
+    reused = costs.layers - max(record.layers)
+    apart = max(max(entry.attention_reused, entry.mlp_reused) / entry.rows for entry in running) - reused
+    seconds += costs.layer_reused * reused + costs.layer_apart * max(apart, 0.0)
     return seconds + sum(_recomputing(costs, entry.recomputed_context) for entry in running)
 
 

@@ -52,10 +52,12 @@ TICK_BATCHES = (1, 8)
 TICK_RULES: tuple[Rule, ...] = (PreviousRow(), Trim(), NearRows(), LightCommit())  # what planning costs with rules
 TICK_TOKENS = 8
 
-# "layers" is the one call that runs all layers, alone; "few read" is whole, but reads a quarter of its rows
-Runs = Literal["whole", "mlp", "nothing", "no head", "layers", "few read"]
+# "layers" is the one call that runs all layers, alone; "apart" is whole, but part by part; "few read" is whole, but reads
+# a quarter of its rows
+Runs = Literal["whole", "mlp", "nothing", "no head", "layers", "apart", "few read"]
 RUNS: tuple[Runs, ...] = ("whole", "mlp", "nothing", "no head")
-STACKED_RUNS: tuple[Runs, ...] = ("whole", "layers", "nothing", "no head", "few read")
+STACKED_RUNS: tuple[Runs, ...] = ("whole", "layers", "nothing", "no head")
+FEW_ROWS_RUNS: tuple[Runs, ...] = ("apart", "few read")  # of one sample, where layers run in one call
 
 
 class Layout(NamedTuple):
@@ -87,6 +89,8 @@ class Scratch:
         decoding = replace(self.decoding, prefix_cache=True)
         self.plain = BatchContext(model, memory, Denoising(Fixed()), decoding, (), Sampling(), slots)
         self.keeping = replace(self.plain, memory=memory._replace(deltas=deltas))
+        watched = memory._replace(observe=lambda *_: None)  # so no layers run in one call
+        self.contexts = {"whole": self.plain, "few read": self.plain, "apart": replace(self.plain, memory=watched)}
         request = Request((0,), SAMPLE_ROWS, request_key((0,), None))
         self.samples: list[Sample] = [self.plain.moves.join(self.plain, slot, request, slot) for slot in range(slots)]
 
@@ -101,7 +105,7 @@ class Scratch:
         ]
         if runs == "layers":
             return self._layers_seconds([turn.step for turn in turns])
-        return execute(self.plain if runs in ("whole", "few read") else self.keeping, turns).seconds
+        return execute(self.contexts.get(runs, self.keeping), turns).seconds
 
     @torch.inference_mode()
     def _layers_seconds(self, steps: list[Step]) -> float:
@@ -117,7 +121,7 @@ class Scratch:
 
 def _plan(rows: int, runs: Runs, layers: int) -> StepPlan:
     window = rows_between(0, rows)
-    if runs in ("whole", "layers", "few read"):
+    if runs in ("whole", "layers", "apart", "few read"):
         reads = rows_between(0, max(rows // 4, 1)) if runs == "few read" else window
         return whole_plan("sub", window=window, reads=reads, layers=layers)
     reads = NO_ROWS if runs == "no head" else window
@@ -143,7 +147,7 @@ def measure_row_costs(
     context, block = long // 4, min(SAMPLE_ROWS, long // 4)
     counts = _row_counts(left / (LEAST_REPEATS * ROUND * forward_row))
     layouts = [Layout(max(rows // block, 1), min(rows, block), context) for rows in counts]
-    parts, step, cached_row, few_read = _part_seconds(model, decoding, layouts, started + budget_seconds)
+    parts, step, cached_row, stacked = _part_seconds(model, decoding, layouts, started + budget_seconds)
     context_row = max(slope.seconds - slope.samples * cached_row, 0.0) / slope.rows
     attended = [context * layout.samples * (context_row * layout.rows + cached_row) for layout in layouts]
     attention = [each / config.layers - seen for each, seen in zip(parts.attention, attended, strict=True)]
@@ -172,7 +176,10 @@ def measure_row_costs(
         rule=rule,
         cached_row=cached_row,
     )
-    return replace(costs, last_layer=_last_layer_seconds(costs, few_read)) if few_read else costs
+    if stacked is None:
+        return costs
+    last_layer = _last_layer_seconds(costs, stacked.few_read)
+    return replace(costs, last_layer=last_layer, layer_apart=stacked.layer_apart, layer_reused=stacked.layer_reused)
 
 
 def _last_layer_seconds(costs: RowCosts, few_read: dict[Layout, float]) -> float:
@@ -190,6 +197,14 @@ def _last_layer_seconds(costs: RowCosts, few_read: dict[Layout, float]) -> float
     return max(median(more), 0.0)
 
 
+class Stacked(NamedTuple):
+    """What is measured only where layers run in one call."""
+
+    few_read: dict[Layout, float]  # seconds of whole forwards that read few of their rows
+    layer_apart: float  # seconds of a layer that runs part by part, on top of those in one call
+    layer_reused: float  # seconds of a layer that runs nothing
+
+
 class Parts(NamedTuple):
     """Seconds of the parts of a forward, those of all layers together, in each layout."""
 
@@ -201,15 +216,17 @@ class Parts(NamedTuple):
 
 def _part_seconds(
     model: Transformer, decoding: DecodingSettings, layouts: Sequence[Layout], until: float
-) -> tuple[Parts, float, float, dict[Layout, float]]:
+) -> tuple[Parts, float, float, Stacked | None]:
     """Returns seconds: of the parts; of packing one more sample's rows; of one more sample's context, by row and layer;
-    and, where layers run in one call, of whole forwards that read few of their rows.
+    and what is measured only where layers run in one call.
     """
     largest, is_stacked = layouts[-1], model.stack is not None
     apart = Layout(min(largest.rows, largest.samples), 1, largest.context)  # as many rows as samples
     together = Layout(1, apart.samples, largest.context)
     wanted = dict.fromkeys((layout, runs) for layout in layouts for runs in (STACKED_RUNS if is_stacked else RUNS))
     wanted |= dict.fromkeys((layout, runs) for layout in (apart, together) for runs in ("whole", "no head"))
+    few = [each for each in layouts if is_stacked and each.samples == 1 and each.rows >= 4]
+    wanted |= dict.fromkeys((layout, runs) for layout in few for runs in FEW_ROWS_RUNS)
     taken = _measure(Scratch(model, decoding, largest), list(wanted), until)
     head = [taken[each, "nothing"] - taken[each, "no head"] for each in layouts]
     if is_stacked:
@@ -224,10 +241,13 @@ def _part_seconds(
     step = (taken[apart, "no head"] - taken[together, "no head"]) / more
     attending = (taken[apart, "whole"] - taken[together, "whole"]) / more - step
     cached_row = max(attending, 0.0) / (model.config.layers * largest.context)
-    few_read = {
-        each: taken[each, "few read"] for each in layouts if is_stacked and each.samples == 1 and each.rows >= 4
-    }
-    return parts, max(step, 0.0), cached_row, few_read
+    stacked = None
+    if few:
+        apart_seconds = [taken[each, "apart"] - taken[each, "whole"] for each in few]
+        reused_seconds = [taken[each, "no head"] - parts.forward[layouts.index(each)] for each in few]
+        per_layer = [max(median(each), 0.0) / model.config.layers for each in (apart_seconds, reused_seconds)]
+        stacked = Stacked({each: taken[each, "few read"] for each in few}, *per_layer)
+    return parts, max(step, 0.0), cached_row, stacked
 
 
 def _attention_share(config: ModelConfig) -> float:

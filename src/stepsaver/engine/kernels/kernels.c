@@ -88,7 +88,7 @@ typedef struct {
     Sums (*sums_of)(const float *, long, float);
     void (*attend)(const float *const *, float *const *, long, const float *, const float *, const long *, long, float,
                    Fetch);
-    void (*pack)(const float *, long, long, float *);
+    void (*pack)(const float *, long, long, long, float *);
 } RowFunctions;
 
 static const RowFunctions plain = {scale_row_plain, silu_product_row_plain, norm_heads_plain, rotate_row_plain,
@@ -207,7 +207,9 @@ void scale_row(float *x, const float *added, const float *columns, float *out, l
     rows_of->scale(x, added, columns, out, width, floor_squared);
 }
 
-void pack_tile(const float *x, long rows, long inputs, float *packed) { rows_of->pack(x, rows, inputs, packed); }
+void pack_tile(const float *x, long apart, long rows, long inputs, float *packed) {
+    rows_of->pack(x, apart, rows, inputs, packed);
+}
 
 void silu_product_row(const float *gate_up, float *out, long width) {
     rows_of->silu_product(gate_up, gate_up + width, out, width);

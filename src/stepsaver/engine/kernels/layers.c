@@ -1,8 +1,9 @@
 /* Consecutive layers in one call.
  *
- * Where weights stay in the processor's caches, a layer takes less time than the calls of its operations. Here a few
+ * Where weights stay in the processor's caches, a layer takes less time than the calls of its operations. There a few
  * rows at a time, a tile, go from one layer's mixed values to the next layer's keys and values, so that threads meet
- * twice per layer: before rows attend, and after. Every number is the one that the operations by themselves give.
+ * twice per layer: before rows attend, and after. Large weights are read once, by all threads together: they share every
+ * product, and meet after each. Either way every number is the one that the operations by themselves give.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,7 @@ typedef struct {
 } Deltas;
 
 typedef struct {
-    long heads, kv_heads, head_dim, capacity, hidden, mlp, kind;
+    long heads, kv_heads, head_dim, capacity, hidden, mlp, kind, is_large;
 } Shape;
 
 typedef struct {
@@ -48,6 +49,22 @@ static Map map_of(const void *weights, const void *bias, long kind, long inputs,
 
 static long qkv_width(const Shape *s) { return (s->heads + 2 * s->kv_heads) * s->head_dim; }
 
+static Map qkv_of(const Shape *s, const Layer *layer) {
+    return map_of(layer->qkv, layer->qkv_bias, s->kind, s->hidden, qkv_width(s));
+}
+
+static Map output_of(const Shape *s, const Layer *layer) {
+    return map_of(layer->output, layer->output_bias, s->kind, s->heads * s->head_dim, s->hidden);
+}
+
+static Map gate_up_of(const Shape *s, const Layer *layer) {
+    return map_of(layer->gate_up, layer->gate_up_bias, s->kind, s->hidden, 2 * s->mlp);
+}
+
+static Map down_of(const Shape *s, const Layer *layer) {
+    return map_of(layer->down, layer->down_bias, s->kind, s->mlp, s->hidden);
+}
+
 static Heads heads_of(const Shape *s, const Layer *layer, float eps) {
     return (Heads){s->heads, s->kv_heads, s->head_dim, s->capacity, layer->norms, eps};
 }
@@ -58,11 +75,11 @@ static void project_tile(const Rows *r, const Layer *layer, float *stored, long 
     const Shape *s = r->shape;
     const long width = qkv_width(s), hidden = s->hidden;
     const Heads heads = heads_of(s, layer, r->eps);
-    const Map qkv = map_of(layer->qkv, layer->qkv_bias, s->kind, hidden, width);
+    const Map qkv = qkv_of(s, layer);
     for (long i = 0; i < count; i++)
         scale_row(r->h + (first + i) * hidden, added ? added + i * hidden : NULL, layer->attention_columns,
                   scratch.wide + i * hidden, hidden, r->floor_squared);
-    pack_tile(scratch.wide, count, hidden, scratch.packed);
+    pack_tile(scratch.wide, hidden, count, hidden, scratch.packed);
     multiply_tile(&qkv, scratch.packed, count, r->projected + first * width);
     for (long row = first; row < first + count; row++)
         store_row(&heads, r->projected + row * width, r->rotation + row * 2 * s->head_dim, stored, r->indices + row);
@@ -78,21 +95,75 @@ static void keep_deltas(const Rows *r, float *kept, const float *added, long fir
 static void finish_tile(const Rows *r, const Layer *layer, Deltas kept, long first, long count, Scratch scratch) {
     const Shape *s = r->shape;
     const long mixed = s->heads * s->head_dim, hidden = s->hidden, mlp = s->mlp;
-    const Map output = map_of(layer->output, layer->output_bias, s->kind, mixed, hidden);
-    const Map gate_up = map_of(layer->gate_up, layer->gate_up_bias, s->kind, hidden, 2 * mlp);
-    const Map down = map_of(layer->down, layer->down_bias, s->kind, mlp, hidden);
-    pack_tile(r->mixed + first * mixed, count, mixed, scratch.packed);
+    const Map output = output_of(s, layer), gate_up = gate_up_of(s, layer), down = down_of(s, layer);
+    pack_tile(r->mixed + first * mixed, mixed, count, mixed, scratch.packed);
     multiply_tile(&output, scratch.packed, count, scratch.narrow);
     keep_deltas(r, kept.attention, scratch.narrow, first, count);
     for (long i = 0; i < count; i++)
         scale_row(r->h + (first + i) * hidden, scratch.narrow + i * hidden, layer->mlp_columns,
                   scratch.wide + i * hidden, hidden, r->floor_squared);
-    pack_tile(scratch.wide, count, hidden, scratch.packed);
+    pack_tile(scratch.wide, hidden, count, hidden, scratch.packed);
     multiply_tile(&gate_up, scratch.packed, count, scratch.wide);
     for (long i = 0; i < count; i++) silu_product_row(scratch.wide + i * 2 * mlp, scratch.narrow + i * mlp, mlp);
-    pack_tile(scratch.narrow, count, mlp, scratch.packed);
+    pack_tile(scratch.narrow, mlp, count, mlp, scratch.packed);
     multiply_tile(&down, scratch.packed, count, scratch.narrow);
     keep_deltas(r, kept.mlp, scratch.narrow, first, count);
+}
+
+/* What all threads share where weights are large: packed rows, what a map makes of them, what a part adds to them, and
+ * a count of the blocks that are taken for each product. */
+typedef struct {
+    float *packed, *wide, *added;
+    long *taken;
+} Shared;
+
+/* Adds to the rows what a part made of them, unless it is NULL, keeps that, and packs the scaled rows. */
+static void scale_shared(const Rows *r, long rows, const float *columns, const float *added, float *kept,
+                         const Shared *shared) {
+    const long hidden = r->shape->hidden, together = rows_of_pass(rows);
+#pragma omp for
+    for (long first = 0; first < rows; first += together) {
+        const long last = first + together < rows ? first + together : rows;
+        if (added) keep_deltas(r, kept, added + first * hidden, first, last - first);
+        for (long row = first; row < last; row++)
+            scale_row(r->h + row * hidden, added ? added + row * hidden : NULL, columns, shared->wide + row * hidden,
+                      hidden, r->floor_squared);
+        pack_pass(shared->wide, hidden, rows, hidden, first / together, shared->packed);
+    }
+}
+
+static void project_shared(const Rows *r, long rows, const Layer *layer, float *stored, const float *added, float *kept,
+                           Shared *shared) {
+    const Shape *s = r->shape;
+    const long width = qkv_width(s);
+    const Heads heads = heads_of(s, layer, r->eps);
+    const Map qkv = qkv_of(s, layer);
+    scale_shared(r, rows, layer->attention_columns, added, kept, shared);
+    multiply_shared(&qkv, shared->packed, rows, r->projected, shared->taken++);
+#pragma omp for
+    for (long row = 0; row < rows; row++)
+        store_row(&heads, r->projected + row * width, r->rotation + row * 2 * s->head_dim, stored, r->indices + row);
+}
+
+/* From the mixed values to what the MLP adds, which is left in `shared->added`. */
+static void finish_shared(const Rows *r, long rows, const Layer *layer, float *kept, Shared *shared) {
+    const Shape *s = r->shape;
+    const long mixed = s->heads * s->head_dim, mlp = s->mlp, together = rows_of_pass(rows);
+    const Map output = output_of(s, layer), gate_up = gate_up_of(s, layer), down = down_of(s, layer);
+#pragma omp for
+    for (long first = 0; first < rows; first += together)
+        pack_pass(r->mixed, mixed, rows, mixed, first / together, shared->packed);
+    multiply_shared(&output, shared->packed, rows, shared->added, shared->taken++);
+    scale_shared(r, rows, layer->mlp_columns, shared->added, kept, shared);
+    multiply_shared(&gate_up, shared->packed, rows, shared->wide, shared->taken++);
+#pragma omp for
+    for (long first = 0; first < rows; first += together) {
+        const long last = first + together < rows ? first + together : rows;
+        for (long row = first; row < last; row++) /* in place: the gate is not needed any more */
+            silu_product_row(shared->wide + row * 2 * mlp, shared->wide + row * 2 * mlp, mlp);
+        pack_pass(shared->wide, 2 * mlp, rows, mlp, first / together, shared->packed);
+    }
+    multiply_shared(&down, shared->packed, rows, shared->added, shared->taken++);
 }
 
 static long most(long a, long b) { return a > b ? a : b; }
@@ -125,6 +196,78 @@ static long thread_number(void) {
 #endif
 }
 
+/* What a call runs on. */
+typedef struct {
+    const Layer *layers;
+    const Deltas *deltas; /* of each layer, or NULL */
+    const Segment *segments;
+    float *stored;
+    long count, segment_count, layer_apart; /* of layers and of segments; from a layer's cache to the next one's */
+    long *firsts;
+} Call;
+
+static Deltas deltas_of(const Call *call, long layer) {
+    return call->deltas ? call->deltas[layer] : (Deltas){NULL, NULL};
+}
+
+/* `on` are the rows that go on, which are those of `r` unless some are kept. */
+static void attend(const Call *call, const Rows *on, const Kept *kept, long layer) {
+    const Shape *s = on->shape;
+    const Heads heads = heads_of(s, call->layers + layer, on->eps);
+    attend_segments(&heads, kept->rows ? kept->queries : on->projected,
+                    kept->rows ? s->heads * s->head_dim : qkv_width(s), on->mixed,
+                    call->stored + layer * call->layer_apart, call->segments, call->firsts, call->segment_count);
+}
+
+static void run_tiles(const Call *call, const Rows *r, long rows, const Rows *on, long going, const Kept *kept,
+                      Scratch scratch) {
+    const long threads = threads_at_most(), hidden = r->shape->hidden;
+    const long tiles = count_tiles(rows, threads), going_tiles = count_tiles(going, threads);
+#pragma omp for schedule(dynamic)
+    for (long tile = 0; tile < tiles; tile++) {
+        const long first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
+        project_tile(r, call->layers, call->stored, first, last - first, NULL, scratch);
+    }
+#pragma omp for
+    for (long i = 0; i < kept->count; i++) keep_row(r, kept, i);
+    for (long i = 0; i < call->count; i++) {
+        attend(call, on, kept, i);
+#pragma omp for schedule(dynamic)
+        for (long tile = 0; tile < going_tiles; tile++) {
+            const long first = going * tile / going_tiles, some = going * (tile + 1) / going_tiles - first;
+            finish_tile(on, call->layers + i, deltas_of(call, i), first, some, scratch);
+            if (i + 1 < call->count)
+                project_tile(on, call->layers + i + 1, call->stored + (i + 1) * call->layer_apart, first, some,
+                             scratch.narrow, scratch);
+            else
+                for (long j = 0; j < some * hidden; j++) on->h[first * hidden + j] += scratch.narrow[j];
+        }
+    }
+}
+
+static void run_shared(const Call *call, const Rows *r, long rows, const Rows *on, long going, const Kept *kept,
+                       Shared shared) {
+    const long hidden = r->shape->hidden;
+    project_shared(r, rows, call->layers, call->stored, NULL, NULL, &shared);
+#pragma omp for
+    for (long i = 0; i < kept->count; i++) keep_row(r, kept, i);
+    for (long i = 0; i < call->count; i++) {
+        const Deltas deltas = deltas_of(call, i);
+        attend(call, on, kept, i);
+        finish_shared(on, going, call->layers + i, deltas.attention, &shared);
+        if (i + 1 < call->count) {
+            project_shared(on, going, call->layers + i + 1, call->stored + (i + 1) * call->layer_apart, shared.added,
+                           deltas.mlp, &shared);
+            continue;
+        }
+#pragma omp for
+        for (long row = 0; row < going; row++) {
+            keep_deltas(on, deltas.mlp, shared.added + row * hidden, row, 1);
+            for (long j = row * hidden; j < (row + 1) * hidden; j++) on->h[j] += shared.added[j];
+        }
+    }
+}
+
 /* Runs `rows` packed rows, whose hidden states change in place, through `count` layers. A layer's cache lies
  * `layer_apart` numbers after that of the one before. `deltas` are those of each layer, or NULL. With `kept_rows`, whose
  * hidden states come to `kept_h`, only those rows go on after the keys and values of a single layer, and the segments are
@@ -134,13 +277,14 @@ long stepsaver_run_layers(const Layer *layers, const Shape *shape, float *h, con
                           const int64_t *delta_indices, const int64_t *kept_rows, float *kept_h, long kept_count,
                           long count, long rows, long segment_count, long layer_apart, float floor_squared, float eps) {
     const long hidden = shape->hidden, mixed = shape->heads * shape->head_dim, width = qkv_width(shape);
-    const long narrow = MOST_TILE * most(hidden, shape->mlp), wide = MOST_TILE * most(hidden, 2 * shape->mlp);
-    const long packed = MOST_TILE * most(most(hidden, mixed), shape->mlp) + PACKING_ROOM;
-    const long each = (narrow + wide + packed + 15) / 16 * 16, threads = threads_at_most();
-    const long tiles = count_tiles(rows, threads), going = kept_rows ? kept_count : rows;
-    const long going_tiles = count_tiles(going, threads), shared = rows * (width + mixed) + kept_count * mixed;
-    float *memory = malloc((size_t)(shared + threads * each) * sizeof *memory);
-    long *firsts = malloc((size_t)(segment_count + 1) * sizeof *firsts);
+    const long inputs = most(most(hidden, mixed), shape->mlp), is_large = shape->is_large;
+    const long many = is_large ? rows : MOST_TILE; /* rows that are between two maps at a time */
+    const long narrow = many * most(hidden, is_large ? 0 : shape->mlp), wide = many * most(hidden, 2 * shape->mlp);
+    const long packed = is_large ? packed_size(rows, inputs) : MOST_TILE * inputs + PACKING_ROOM;
+    const long each = (narrow + wide + packed + 15) / 16 * 16, threads = is_large ? 1 : threads_at_most();
+    const long going = kept_rows ? kept_count : rows, lasting = rows * (width + mixed) + kept_count * mixed;
+    float *memory = malloc((size_t)(lasting + threads * each) * sizeof *memory);
+    long *firsts = calloc((size_t)(segment_count + 1 + 4 * count), sizeof *firsts);
     if (!memory || !firsts) {
         free(memory);
         free(firsts);
@@ -148,37 +292,19 @@ long stepsaver_run_layers(const Layer *layers, const Shape *shape, float *h, con
     }
     const Rows r = {shape, h, memory, memory + rows * width, rotation, indices, delta_indices, floor_squared, eps};
     const Kept kept = {kept_rows, kept_h, memory + rows * (width + mixed), kept_count};
-    Rows on = r; /* the rows that go on */
-    if (kept_rows) on.h = kept_h;
-    const float *queries = kept_rows ? kept.queries : r.projected;
+    const Call call = {layers, deltas, segments, stored, count, segment_count, layer_apart, firsts};
     const Heads any = heads_of(shape, layers, eps);
+    Rows on = r;
+    if (kept_rows) on.h = kept_h;
     list_tasks(&any, segments, segment_count, firsts);
-#pragma omp parallel if (tiles > 1 || segment_count > 1)
+#pragma omp parallel if (is_large || count_tiles(rows, threads) > 1 || segment_count > 1)
     {
-        float *own = memory + shared + thread_number() * each;
-        const Scratch scratch = {own, own + packed, own + packed + wide};
-#pragma omp for schedule(dynamic)
-        for (long tile = 0; tile < tiles; tile++) {
-            const long first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
-            project_tile(&r, layers, stored, first, last - first, NULL, scratch);
-        }
-#pragma omp for
-        for (long i = 0; i < kept_count; i++) keep_row(&r, &kept, i);
-        for (long i = 0; i < count; i++) {
-            const Heads heads = heads_of(shape, layers + i, eps);
-            attend_segments(&heads, queries, kept_rows ? mixed : width, on.mixed, stored + i * layer_apart, segments,
-                            firsts, segment_count);
-#pragma omp for schedule(dynamic)
-            for (long tile = 0; tile < going_tiles; tile++) {
-                const long first = going * tile / going_tiles, some = going * (tile + 1) / going_tiles - first;
-                finish_tile(&on, layers + i, deltas ? deltas[i] : (Deltas){NULL, NULL}, first, some, scratch);
-                if (i + 1 < count)
-                    project_tile(&on, layers + i + 1, stored + (i + 1) * layer_apart, first, some, scratch.narrow,
-                                 scratch);
-                else
-                    for (long j = 0; j < some * hidden; j++) on.h[first * hidden + j] += scratch.narrow[j];
-            }
-        }
+        float *own = memory + lasting + (is_large ? 0 : thread_number()) * each;
+        if (is_large)
+            run_shared(&call, &r, rows, &on, going, &kept,
+                       (Shared){own, own + packed, own + packed + wide, firsts + segment_count + 1});
+        else
+            run_tiles(&call, &r, rows, &on, going, &kept, (Scratch){own, own + packed, own + packed + wide});
     }
     free(memory);
     free(firsts);

@@ -1,4 +1,4 @@
-"""Consecutive small layers in one call (`layers.c`): what they are made of, as the kernel takes it, and the call."""
+"""Consecutive layers in one call (`layers.c`): what they are made of, as the kernel takes it, and the call."""
 
 from collections.abc import Sequence
 from ctypes import c_long
@@ -52,8 +52,9 @@ class LayerShape(NamedTuple):
 class LayerStack:
     """Layers that can run in one call, described as the kernel wants them."""
 
-    def __init__(self, layers: Sequence[LayerMaps], shape: LayerShape) -> None:
-        self.shape = shape
+    def __init__(self, layers: Sequence[LayerMaps], shape: LayerShape, *, is_large: bool) -> None:
+        """`is_large`: a weight does not stay in a processor's caches, so threads share every product."""
+        self.shape, self.is_large = shape, is_large
         width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         sizes = (
             (shape.hidden, width),
@@ -110,7 +111,8 @@ def run_layers(
     assert kept is None or (kept.dtype == torch.int64 and last - first == 1)
     going = h_ND if kept is None else h_ND.new_empty((len(kept), hidden))
     assert deltas is None or (deltas.addresses.shape == (layers, 2) and deltas.indices.shape == (len(going),))
-    described = (c_long * 7)(shape.heads, shape.kv_heads, head_dim, capacity, hidden, shape.mlp, KINDS[stack.dtype])
+    sizes = (shape.heads, shape.kv_heads, head_dim, capacity, hidden, shape.mlp)
+    described = (c_long * 8)(*sizes, KINDS[stack.dtype], stack.is_large)
     has_run = library().stepsaver_run_layers(
         stack.addresses[first].data_ptr(),
         described,

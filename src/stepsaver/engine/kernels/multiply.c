@@ -21,8 +21,7 @@
 #define MOST_ROWS_AVX2 6 /* whose sums, and what is multiplied, fill the registers */
 #define MOST_ROWS_AVX512 MOST_TILE
 #define MOST_PASSES 20 /* over a stretch, some rows each: their sums stay in the second cache */
-#define WIDE_PASSES 4 /* from which on a stretch is widened once, for all of them */
-#define PIECE 64      /* inputs that are packed at once */
+#define WIDE_PASSES 2 /* from which on a stretch is widened once, for all of them */
 
 const long stepsaver_block = BLOCK;
 
@@ -179,23 +178,17 @@ typedef struct {
     Map map;
     const float *x; /* packed: pass after pass, in each one input after another, the pass's rows side by side */
     float *out;
-    long rows, outputs_apart, together, stretches;
+    long rows, outputs_apart, together, pass_apart, stretches;
 } Product;
 
 static ALWAYS_INLINE long least(long a, long b) { return a < b ? a : b; }
 
 static ALWAYS_INLINE long stretch_start(const Product *p, long stretch) { return p->map.inputs * stretch / p->stretches; }
 
-/* some inputs of the rows of a pass, side by side */
-static void pack_piece(const float *x, long apart, long rows, long inputs, float *packed) {
-    for (long i = 0; i < rows; i++)
-        for (long e = 0; e < inputs; e++) packed[e * rows + i] = x[i * apart + e];
-}
-
 /* The rows of some passes times one block. While they multiply a stretch, the next one comes from memory; after the last
  * stretch that is the first one of `next`. */
 static void multiply_block(const Product *p, long first, long rows, long block, long next) {
-    float own[MOST_PASSES * MOST_ROWS_AVX512 * BLOCK], widened[STRETCH * BLOCK], padded[BLOCK];
+    _Alignas(LINE) float own[MOST_PASSES * MOST_ROWS_AVX512 * BLOCK], widened[STRETCH * BLOCK], padded[BLOCK];
     const Map *map = &p->map;
     const char *weights = map->floats ? (const char *)map->floats : (const char *)map->halves;
     const long bytes = BLOCK * (long)(map->floats ? sizeof(float) : sizeof(uint16_t)); /* of an input's weights */
@@ -214,7 +207,7 @@ static void multiply_block(const Product *p, long first, long rows, long block, 
         if (is_widened) widen_stretch((const uint16_t *)here, widened, inputs);
         for (long pass = 0; pass < passes; pass++) {
             const long row = pass * p->together, some = least(p->together, rows - row);
-            const Stretch each = {.x = p->x + (first + row) * map->inputs + start * some,
+            const Stretch each = {.x = p->x + (first + row) / p->together * p->pass_apart + start * some,
                                   .halves = (const uint16_t *)here,
                                   .floats = map->floats ? (const float *)here : is_widened ? widened : NULL,
                                   .before = stretch ? sums + row * sums_apart : bias,
@@ -243,41 +236,57 @@ static void multiply_blocks(const Product *p, long blocks, long *taken) {
     }
 }
 
-static long stretches_of(long inputs) { return (inputs + STRETCH - 1) / STRETCH; }
+static long passes_of(long rows) { return (rows + most_rows - 1) / most_rows; }
+
+long rows_of_pass(long rows) { return rows ? (rows + passes_of(rows) - 1) / passes_of(rows) : 1; }
+
+static long pass_apart(long rows, long inputs) { return rows_of_pass(rows) * inputs + PACKING_ROOM; }
+
+long packed_size(long rows, long inputs) { return passes_of(rows) * pass_apart(rows, inputs); }
+
+void pack_pass(const float *x, long apart, long rows, long inputs, long pass, float *packed) {
+    const long together = rows_of_pass(rows), first = pass * together;
+    pack_tile(x + first * apart, apart, least(together, rows - first), inputs, packed + pass * pass_apart(rows, inputs));
+}
+
+static Product product_of(const Map *map, const float *packed, long rows, float *out, long outputs_apart) {
+    return (Product){.map = *map,
+                     .x = packed,
+                     .out = out,
+                     .rows = rows,
+                     .outputs_apart = outputs_apart,
+                     .together = rows_of_pass(rows),
+                     .pass_apart = pass_apart(rows, map->inputs),
+                     .stretches = (map->inputs + STRETCH - 1) / STRETCH};
+}
 
 static long blocks_of(const Map *map) { return (map->outputs + BLOCK - 1) / BLOCK; }
 
 static void multiply(const Map *map, const float *x, float *out, long rows, long inputs_apart, long outputs_apart) {
-    const long inputs = map->inputs, blocks = blocks_of(map), passes = (rows + most_rows - 1) / most_rows;
-    float *packed = rows > 1 ? malloc((size_t)(rows * inputs) * sizeof *packed) : NULL;
+    const long inputs = map->inputs, blocks = blocks_of(map);
+    float *packed = rows > 1 ? malloc((size_t)packed_size(rows, inputs) * sizeof *packed) : NULL;
     if (rows > 1 && !packed) { /* a single row needs no packing */
         for (long row = 0; row < rows; row++)
             multiply(map, x + row * inputs_apart, out + row * outputs_apart, 1, inputs_apart, outputs_apart);
         return;
     }
-    const Product product = {.map = *map,
-                             .x = packed ? packed : x,
-                             .out = out,
-                             .rows = rows,
-                             .outputs_apart = outputs_apart,
-                             .together = passes ? (rows + passes - 1) / passes : 1,
-                             .stretches = stretches_of(inputs)};
-    const long together = product.together;
+    const Product product = product_of(map, packed ? packed : x, rows, out, outputs_apart);
     long taken = 0;
 #pragma omp parallel if (blocks > 1)
     {
         if (packed) {
-#pragma omp for collapse(2)
-            for (long row = 0; row < rows; row += together)
-                for (long e = 0; e < inputs; e += PIECE) {
-                    const long some = least(together, rows - row);
-                    pack_piece(x + row * inputs_apart + e, inputs_apart, some, least(PIECE, inputs - e),
-                               packed + row * inputs + e * some);
-                }
+#pragma omp for
+            for (long pass = 0; pass < passes_of(rows); pass++) pack_pass(x, inputs_apart, rows, inputs, pass, packed);
         }
         multiply_blocks(&product, blocks, &taken);
     }
     free(packed);
+}
+
+void multiply_shared(const Map *map, const float *packed, long rows, float *out, long *taken) {
+    const Product product = product_of(map, packed, rows, out, map->outputs);
+    multiply_blocks(&product, blocks_of(map), taken);
+#pragma omp barrier
 }
 
 /* `kind` 0: weights are halves, 2: floats */
@@ -290,13 +299,7 @@ void stepsaver_multiply(const float *x, const void *weights, long kind, const fl
 long most_rows_of_tile(void) { return most_rows; }
 
 void multiply_tile(const Map *map, const float *packed, long rows, float *out) {
-    const Product product = {.map = *map,
-                             .x = packed,
-                             .out = out,
-                             .rows = rows,
-                             .outputs_apart = map->outputs,
-                             .together = rows,
-                             .stretches = stretches_of(map->inputs)};
+    const Product product = product_of(map, packed, rows, out, map->outputs);
     const long blocks = blocks_of(map);
     for (long block = 0; block < blocks; block++)
         multiply_block(&product, 0, rows, block, block + 1 < blocks ? block + 1 : block);

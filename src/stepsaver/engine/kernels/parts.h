@@ -49,11 +49,20 @@ void list_tasks(const Heads *heads, const Segment *segments, long count, long *f
 void attend_segments(const Heads *heads, const float *queries, long query_stride, float *out, const float *stored,
                      const Segment *segments, const long *firsts, long count);
 
-/* Rows side by side, input after input; needs room for PACKING_ROOM numbers more. */
-void pack_tile(const float *x, long rows, long inputs, float *packed);
+/* Rows, which lie `apart` numbers apart, side by side, input after input; needs room for PACKING_ROOM numbers more. */
+void pack_tile(const float *x, long apart, long rows, long inputs, float *packed);
 
 /* At most MOST_TILE packed rows times a map. The numbers are those of `stepsaver_multiply`. */
 void multiply_tile(const Map *map, const float *packed, long rows, float *out);
+
+/* Rows that are multiplied together, of so many; their passes, packed one after another, need so much room. */
+long rows_of_pass(long rows);
+long packed_size(long rows, long inputs);
+void pack_pass(const float *x, long apart, long rows, long inputs, long pass, float *packed);
+
+/* Packed passes times a map. Threads of a parallel region share its blocks, and wait for each other at the end. `taken`
+ * counts the blocks, from 0. */
+void multiply_shared(const Map *map, const float *packed, long rows, float *out, long *taken);
 
 /* threads of the next parallel region, at most */
 long threads_at_most(void);

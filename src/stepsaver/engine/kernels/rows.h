@@ -168,12 +168,12 @@ static ALWAYS_INLINE void OF(transpose)(const float *from, long stride, long cou
 }
 
 /* Rows side by side, input after input. What is written beyond the rows of an input, the next one overwrites. */
-static void OF(pack_rows)(const float *x, long rows, long inputs, float *packed) {
+static void OF(pack_rows)(const float *x, long apart, long rows, long inputs, float *packed) {
     long e = 0;
     if (rows <= LANES)
-        for (; e + LANES <= inputs; e += LANES) OF(transpose)(x + e, inputs, rows, packed + e * rows, rows);
+        for (; e + LANES <= inputs; e += LANES) OF(transpose)(x + e, apart, rows, packed + e * rows, rows);
     for (; e < inputs; e++)
-        for (long i = 0; i < rows; i++) packed[e * rows + i] = x[i * inputs + e];
+        for (long i = 0; i < rows; i++) packed[e * rows + i] = x[i * apart + e];
 }
 
 /* The products of some queries with a chunk of keys, which lie transposed; a row of `scores` is one query's. */

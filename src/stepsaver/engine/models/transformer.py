@@ -7,7 +7,6 @@ dimensions in training), D hidden, H query heads, K key-value heads, E head dime
 L rows of context.
 """
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -175,12 +174,6 @@ class Layer(nn.Module):
         return LayerMaps(*maps, attention.norm.columns, mlp.norm.columns, norms)  # type: ignore[arg-type]
 
 
-def can_stack(layers: Sequence[LayerMaps]) -> bool:
-    """Whether the kernel for whole layers serves: the weights are of one kind and stay in the processor's caches."""
-    kinds = {each.blocks.dtype for layer in layers for each in layer.maps}
-    return len(kinds) == 1 and all(each.blocks.numel() < LARGE for layer in layers for each in layer.maps)
-
-
 class Transformer(nn.Module):
     """Embedding, layers, final norm and head. `forward.run_step` and the training call its parts."""
 
@@ -218,14 +211,16 @@ class Transformer(nn.Module):
 
     @cached_property
     def stack(self) -> LayerStack | None:
-        """All layers, for the kernel that runs several in one call. None unless they are prepared and small."""
+        """All layers, for the kernel that runs several in one call. None unless all weights are in blocks of one kind."""
         maps = [cast(Layer, layer).maps for layer in self.layers]
         layers = [layer for layer in maps if layer is not None]
         config = self.config
-        if len(layers) < len(maps) or not can_stack(layers) or not kernels.can_attend(config.head_dim, 0):
+        weights = [each.blocks for layer in layers for each in layer.maps]
+        is_one_kind = len(layers) == len(maps) and len({each.dtype for each in weights}) == 1
+        if not is_one_kind or not kernels.can_attend(config.head_dim, 0):
             return None
         shape = LayerShape(config.heads, config.kv_heads, config.head_dim, config.hidden, config.mlp, config.norm_eps)
-        return LayerStack(layers, shape)
+        return LayerStack(layers, shape, is_large=any(each.numel() >= LARGE for each in weights))
 
     @property
     def kept(self) -> Kept:
