@@ -37,7 +37,7 @@ typedef struct {
     long inputs, fetch_step, before_apart, sums_apart;
 } Stretch;
 
-typedef void (*MultiplyRows)(Stretch, long rows);
+typedef void (*MultiplyRows)(const Stretch *, long rows); /* a pointer: copying would wait for what was just written */
 typedef void (*WidenStretch)(const uint16_t *halves, float *floats, long inputs);
 
 static MultiplyRows multiply_rows = NULL; /* NULL: this processor converts no 16-bit numbers fast enough */
@@ -196,6 +196,8 @@ static void multiply_block(const Product *p, long first, long rows, long block, 
     const int is_whole = width == BLOCK; /* then sums go where they belong at once */
     float *result = p->out + first * p->outputs_apart + block * BLOCK, *sums = is_whole ? result : own;
     const long sums_apart = is_whole ? p->outputs_apart : BLOCK;
+    const float *x = p->x + first / p->together * p->pass_apart;
+    const long fetch_step = (bytes + passes - 1) / passes; /* of each pass: all of them fetch a stretch */
     const float *bias = map->bias ? map->bias + block * BLOCK : NULL;
     if (bias && !is_whole) bias = memcpy(memset(padded, 0, sizeof padded), bias, (size_t)width * sizeof *bias);
     for (long stretch = 0; stretch < p->stretches; stretch++) {
@@ -207,17 +209,17 @@ static void multiply_block(const Product *p, long first, long rows, long block, 
         if (is_widened) widen_stretch((const uint16_t *)here, widened, inputs);
         for (long pass = 0; pass < passes; pass++) {
             const long row = pass * p->together, some = least(p->together, rows - row);
-            const Stretch each = {.x = p->x + (first + row) / p->together * p->pass_apart + start * some,
+            const Stretch each = {.x = x + pass * p->pass_apart + start * some,
                                   .halves = (const uint16_t *)here,
                                   .floats = map->floats ? (const float *)here : is_widened ? widened : NULL,
                                   .before = stretch ? sums + row * sums_apart : bias,
                                   .sums = sums + row * sums_apart,
-                                  .fetch = following + inputs * bytes * pass / passes,
+                                  .fetch = following + pass * inputs * fetch_step,
                                   .inputs = inputs,
-                                  .fetch_step = (bytes + passes - 1) / passes,
+                                  .fetch_step = fetch_step,
                                   .before_apart = stretch ? sums_apart : 0,
                                   .sums_apart = sums_apart};
-            multiply_rows(each, some);
+            multiply_rows(&each, some);
         }
     }
     for (long row = 0; !is_whole && row < rows; row++)

@@ -16,20 +16,21 @@ static ALWAYS_INLINE OF(Vector) OF(widened)(const uint16_t *from) {
 }
 
 /* two vectors of outputs, from `column` on, for a number of rows that the compiler knows */
-static ALWAYS_INLINE void OF(columns)(Stretch s, const long column, const int rows, const int is_widened) {
+static ALWAYS_INLINE void OF(columns)(const Stretch *s, const long column, const int rows, const int is_widened) {
     OF(Vector) low[MOST_ROWS] = {{0}}, high[MOST_ROWS] = {{0}};
-    const float *x = s.x;
-    for (long e = 0; e < s.inputs; e++, x += rows) {
+    const float *x = s->x;
+    const char *fetch = s->fetch;
+    for (long e = 0; e < s->inputs; e++, x += rows) {
         OF(Vector) first, second;
         if (is_widened) {
-            first = OF(loaded)(s.floats + e * BLOCK + column);
-            second = OF(loaded)(s.floats + e * BLOCK + column + LANES);
+            first = OF(loaded)(s->floats + e * BLOCK + column);
+            second = OF(loaded)(s->floats + e * BLOCK + column + LANES);
         } else {
-            first = OF(widened)(s.halves + e * BLOCK + column);
-            second = OF(widened)(s.halves + e * BLOCK + column + LANES);
+            first = OF(widened)(s->halves + e * BLOCK + column);
+            second = OF(widened)(s->halves + e * BLOCK + column + LANES);
         }
-        __builtin_prefetch(s.fetch);
-        s.fetch += s.fetch_step;
+        __builtin_prefetch(fetch);
+        fetch += s->fetch_step;
 #pragma GCC unroll 14
         for (int i = 0; i < rows; i++) {
             low[i] += x[i] * first;
@@ -38,26 +39,26 @@ static ALWAYS_INLINE void OF(columns)(Stretch s, const long column, const int ro
     }
 #pragma GCC unroll 14
     for (int i = 0; i < rows; i++) {
-        if (s.before) {
-            low[i] += OF(loaded)(s.before + i * s.before_apart + column);
-            high[i] += OF(loaded)(s.before + i * s.before_apart + column + LANES);
+        if (s->before) {
+            low[i] += OF(loaded)(s->before + i * s->before_apart + column);
+            high[i] += OF(loaded)(s->before + i * s->before_apart + column + LANES);
         }
-        memcpy(s.sums + i * s.sums_apart + column, &low[i], sizeof low[i]);
-        memcpy(s.sums + i * s.sums_apart + column + LANES, &high[i], sizeof high[i]);
+        memcpy(s->sums + i * s->sums_apart + column, &low[i], sizeof low[i]);
+        memcpy(s->sums + i * s->sums_apart + column + LANES, &high[i], sizeof high[i]);
     }
 }
 
 #define CASE(count)                                     \
     case count:                                         \
         if (count <= MOST_ROWS) {                       \
-            if (s.floats)                               \
+            if (s->floats)                              \
                 OF(columns)(s, column, count, 1);       \
             else                                        \
                 OF(columns)(s, column, count, 0);       \
         }                                               \
         break;
 
-static void OF(multiply_rows)(Stretch s, long rows) {
+static void OF(multiply_rows)(const Stretch *s, long rows) {
     for (long column = 0; column < BLOCK; column += 2 * LANES) {
         switch (rows) {
             CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
