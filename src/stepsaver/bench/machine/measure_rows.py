@@ -52,8 +52,8 @@ TICK_BATCHES = (1, 8)
 TICK_RULES: tuple[Rule, ...] = (PreviousRow(), Trim(), NearRows(), LightCommit())  # what planning costs with rules
 TICK_TOKENS = 8
 
-# "layers" is the one call that runs all layers, alone; "apart" is whole, but part by part; "few read" is whole, but reads
-# a quarter of its rows
+# "layers" is the one call that runs all layers, alone; "apart" is whole, but part by part; "few read" is whole, but
+# reads a quarter of its rows
 Runs = Literal["whole", "mlp", "nothing", "no head", "layers", "apart", "few read"]
 RUNS: tuple[Runs, ...] = ("whole", "mlp", "nothing", "no head")
 STACKED_RUNS: tuple[Runs, ...] = ("whole", "layers", "nothing", "no head")

@@ -10,7 +10,8 @@ from scipy.special import stdtrit
 from stepsaver.bench.judging.statistics import Interval
 
 FEW_CHUNKS = 4
-CAUTION = 1.5  # deviations by which a drop is taken to be worse than it looks: the best of many looks too good
+CAUTION = 1.5  # deviations by which a drop is taken to be worse than it looks, in the end: the best of many looks too
+# good. At the beginning none: a deviation is then larger than any limit, and those who differ least would come first.
 LIKELY = 0.8  # the chance of being confirmed above which slower candidates are given up
 NORMAL = NormalDist()
 NEVER_SEEN = 1.0  # a difference that is added to a variance: few problems cannot tell none from one
@@ -131,19 +132,21 @@ class Goal:
         within = [speed_interval(each, self.confidence).low for each in racing if self.chance(each) > LIKELY]
         return max([1.0, *within])
 
-    def chance(self, observed: Observed) -> float:
+    def chance(self, observed: Observed, caution: float = CAUTION) -> float:
         """Returns how likely the drop's whole interval is within the limit on fresh problems.
 
         The true drop is as uncertain as the search leaves it, and fresh problems add their own scatter. A drop below
-        zero counts as zero, or else candidates that were lucky would come first.
+        zero counts as zero, or else candidates that were lucky would come first. `caution`: deviations by which it is
+        taken to be worse.
         """
         observed = observed.without_luck
         each = (observed.lost + observed.won + NEVER_SEEN) / observed.problems
         fresh = sqrt(each / self.fresh_problems)
         distance = NORMAL.inv_cdf(0.5 + self.confidence / 2) * fresh
-        return NORMAL.cdf((self.limit - observed.cautious_drop - distance) / sqrt(observed.deviation**2 + fresh**2))
+        drop, scatter = observed.drop + caution * observed.deviation, sqrt(observed.deviation**2 + fresh**2)
+        return NORMAL.cdf((self.limit - drop - distance) / scatter)
 
-    def expected_gain(self, observed: Observed) -> float:
+    def expected_gain(self, observed: Observed, caution: float = CAUTION) -> float:
         """Returns the logarithm of the speed-up, times the chance that it can be confirmed if it is a gain."""
         gain = log(max(observed.expected_speed_up, 1e-9))
-        return gain * self.chance(observed) if gain > 0 else gain
+        return gain * self.chance(observed, caution) if gain > 0 else gain

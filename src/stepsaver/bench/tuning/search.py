@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import ceil, log2
 from typing import Protocol
 
-from stepsaver.bench.tuning.race import Goal, Observed
+from stepsaver.bench.tuning.race import CAUTION, Goal, Observed
 
 HOPELESS = 1.02  # no race could tell a speed-up below this from none
 SHARE_OF_SINGLES, SHARE_OF_COMBINATIONS = 0.35, 0.2  # of the search's time; the race has the rest
@@ -143,7 +143,7 @@ def _race(racing: list[str], space: Space, trials: Trials, found: Found, goal: G
     done = 1  # chunks
     rungs = max(1, ceil(log2(max(len(racing), 2) / LEAST_SURVIVORS)) + 2)
     for rung in range(rungs):
-        racing = _survivors(racing, space, trials, found, goal)
+        racing = _survivors(racing, space, trials, found, goal, caution=CAUTION * rung / rungs)
         share = trials.seconds_left() / (rungs - rung)
         until = trials.seconds_left() - share
         while racing and done < trials.chunks and trials.seconds_left() > max(until, 0.0):
@@ -160,10 +160,12 @@ def _race_again(space: Space, trials: Trials, found: Found, goal: Goal) -> list[
     return _race(racing, space, trials, found, goal)
 
 
-def _survivors(racing: list[str], space: Space, trials: Trials, found: Found, goal: Goal) -> list[str]:
+def _survivors(
+    racing: list[str], space: Space, trials: Trials, found: Found, goal: Goal, *, caution: float
+) -> list[str]:
     """Returns the more promising half of those that their intervals allow, and the most promising of each family."""
     known = _known(_inside(racing, trials, found, goal), trials)
-    ordered = sorted(known, key=lambda name: -goal.expected_gain(known[name]))
+    ordered = sorted(known, key=lambda name: -goal.expected_gain(known[name], caution))
     kept = max(LEAST_SURVIVORS, ceil(len(racing) * SURVIVORS))
     first = {space.family(name): name for name in reversed(ordered)}
     surviving = [name for rank, name in enumerate(ordered) if rank < kept or name in first.values()]

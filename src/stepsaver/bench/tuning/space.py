@@ -123,7 +123,7 @@ class DeclaredSpace:
                 for single, setting in choices
             ]
             beam = [*beam, *(each for each in grown if self.is_possible(each[0]))]
-            beam.sort(key=lambda each: -(goal.expected_gain(each[1]) if each[1] else 0.0))
+            beam.sort(key=lambda each: -(goal.expected_gain(each[1], caution=0.0) if each[1] else 0.0))
             beam = [
                 each
                 for rank, each in zip(_ranks(_family(candidate) for candidate, _ in beam), beam, strict=True)
@@ -143,7 +143,7 @@ class DeclaredSpace:
     def _choices(self, known: Mapping[str, Observed], goal: Goal) -> dict[str, list[tuple[str, Setting]]]:
         """Returns, by kind, the few settings that promise most on their own; as many of each policy."""
         choices: dict[str, list[tuple[str, Setting]]] = {}
-        for single in sorted(known, key=lambda each: -goal.expected_gain(known[each])):
+        for single in sorted(known, key=lambda each: -goal.expected_gain(known[each], caution=0.0)):
             (setting,) = self.known[single].settings
             same = choices.setdefault(setting.kind, [])
             alike = [name for name, _ in same if self.family(name) == self.family(single)]

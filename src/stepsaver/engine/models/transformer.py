@@ -211,7 +211,7 @@ class Transformer(nn.Module):
 
     @cached_property
     def stack(self) -> LayerStack | None:
-        """All layers, for the kernel that runs several in one call. None unless all weights are in blocks of one kind."""
+        """All layers, for the kernel that runs several in one call. None unless all weights lie in blocks of a kind."""
         maps = [cast(Layer, layer).maps for layer in self.layers]
         layers = [layer for layer in maps if layer is not None]
         config = self.config
