@@ -47,6 +47,7 @@ def run(
     kept: frozenset[int] = frozenset(),
     reads: int = 1,
     seen: int | None = None,
+    probes: frozenset[int] = frozenset(),
 ) -> tuple[StepOutput, list[torch.Tensor]]:
     """One forward of samples that have some rows after some context, and the caches after it. A row sees the others up
     to the end of its block of `seen` rows.
@@ -63,7 +64,7 @@ def run(
         plan = whole_plan("sub", window=window, reads=read, layers=model.config.layers)
         tokens = np.random.default_rng(context).integers(3, model.config.vocab, rows)
         steps.append(Step(slot, context, tokens, seen or block, plan))
-    memory = Memory(cache, deltas if kept else None, model.rotations(capacity))
+    memory = Memory(cache, deltas if kept else None, model.rotations(capacity), probes)
     return run_step(model, memory, steps), [cache.stored, *parts]
 
 
@@ -167,6 +168,25 @@ def test_the_kernel_is_called_once_for_all_layers_that_run_the_same_rows(monkeyp
     calls.clear()
     run(model, [(kernels.LONGEST_CONTEXT, 8)])
     assert not calls, "a context that another kernel attends"
+
+
+@stacked
+def test_only_the_layers_whose_drift_is_measured_run_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = small_model({"layers": 8}, halves=True), []
+    whole = forward.run_layers
+    monkeypatch.setattr(
+        forward, "run_layers", lambda *given, **named: (calls.append(given[1:3]), whole(*given, **named))[1]
+    )
+    every, probes = frozenset(range(8)), frozenset({0, 3, 4})
+    once, caches = run(model, [(3, 8), (9, 4)], kept=every, probes=probes)
+    assert calls == [(1, 3), (5, 7), (7, 8)]
+    with without_stack(model):
+        apart, caches_apart = run(model, [(3, 8), (9, 4)], kept=every, probes=probes)
+    assert once.drift is not None
+    assert apart.drift is not None
+    assert torch.equal(once.drift, apart.drift)
+    assert torch.equal(once.logits, apart.logits)
+    assert all(map(torch.equal, caches, caches_apart))
 
 
 @stacked

@@ -4,8 +4,9 @@ The rows of all samples are packed into one matrix, so every projection is one m
 samples are in. Consecutive layers that run the same rows share their index tensors (`packing.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -92,9 +93,10 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
     while first < len(layers):
         last = run_end(forward.steps, first)
         run = packer.run(forward.steps, first)
-        if not forward.run_stack(model.stack, first, last, run):
-            for index in range(first, last):
-                forward.run_layer(cast(Layer, layers[index]), index, run)
+        for start, stop in forward.spans(first, last):
+            if not forward.run_stack(model.stack, start, stop, run):
+                for index in range(start, stop):
+                    forward.run_layer(cast(Layer, layers[index]), index, run)
         if ask is not None and any(step.plan.ask_after == last - 1 for step in forward.steps):
             assert forward.drift_N is not None, "a plan asks for a drift that nobody measures"
             forward.steps = ask(forward.steps, forward.drift_N)
@@ -122,6 +124,12 @@ class Forward:
         self._add("attention", index, None if mixed is None else attention.finish(mixed), run.attention)
         delta = self.stream.through(mlp, run.mlp.ran) if run.mlp.ran.size else None
         self._add("mlp", index, delta, run.mlp)
+
+    def spans(self, first: int, last: int) -> Iterable[tuple[int, int]]:
+        """The layers of a run that can be run in one call: one whose drift is measured is by itself."""
+        measured = self.memory.probe_layers if self.drift_N is not None else ()
+        edges = {edge for layer in measured if first <= layer < last for edge in (layer, layer + 1)}
+        return pairwise(sorted({first, last, *edges}))
 
     def run_stack(self, stack: LayerStack | None, first: int, last: int, run: PackedRun) -> bool:
         """Runs all layers of a run in one call. That needs weights in blocks, rows that all run everything, contexts
