@@ -118,6 +118,20 @@ def test_output_mode_equals_a_literal_evaluation(tiny_model: Transformer) -> Non
             assert ids == literal_output_reuse(tiny_model, PROMPTS[0], 24, layer_group(group, 3), k, threshold=0.5)
 
 
+@pytest.mark.parametrize("k", [2, 3, 5])
+@pytest.mark.parametrize("trim", ["structural", "changed"])
+def test_output_mode_computes_a_step_whose_rows_nobody_proposed_a_token_for(
+    tiny_model: Transformer, k: int, trim: str
+) -> None:
+    """With a window, the first step of a later sub-block is small too, and its rows may never have been read."""
+    rules = [f"trim:level={trim}", "near_rows", "light_commit", f"layer_reuse:k={k},mode=output"]
+    for window in ("previous_row:refresh=block", "previous_row:refresh=sub-block"):
+        parsed = tuple(parse_rule(rule) for rule in (window, *rules))
+        completions = generate(engine_of(tiny_model, parsed, threshold=0.5), limit=40)
+        assert [len(each.ids) for each in completions] == [40] * len(PROMPTS)
+        assert any(step.kind == "reused" for each in completions for step in each.steps)
+
+
 def literal_output_reuse(
     model: Transformer, prompt: tuple[int, ...], limit: int, group: frozenset[int], k: int, *, threshold: float
 ) -> list[int]:

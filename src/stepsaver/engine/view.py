@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepsaver.engine.prediction import NEXT, Prediction
-from stepsaver.engine.rows import NO_ROWS, Rows, first_row, rows_between
+from stepsaver.engine.rows import NO_ROWS, Rows, first_row, row_index, rows_between
 from stepsaver.engine.state import Ages, BlockState, LayerHistory, Reveal, RowHistory, Stamps
 
 
@@ -67,6 +67,10 @@ class StepView:
     def candidates(self) -> Rows:
         """The rows that a step may reveal: the masked rows of the sub-block."""
         return self.sub_block & self.masked & ~self.sealed
+
+    def is_proposed(self, rows: Rows) -> bool:
+        """Whether a step has proposed a token for each of some rows. Rows that were left out so far have none."""
+        return not bool(np.isnan(self.confidence[row_index(rows)]).any())
 
     def revealed_within(self, steps: int) -> Rows:
         """Rows that were revealed in the last `steps` steps of the block."""

@@ -84,7 +84,8 @@ class LayerReuse(Rule):
         if self.k == 1:
             return plan
         if self.mode == "output":
-            return empty_plan(view.layers) if plan.kind == "sub" and view.step % self.k else plan
+            is_reused = plan.kind == "sub" and view.step % self.k and view.is_proposed(view.candidates)
+            return empty_plan(view.layers) if is_reused else plan
         return _without(plan, view.layers, self.layers, self._reusable(view), self.mode == "mlp", self.kv == "freeze")
 
     def _reusable(self, view: StepView) -> tuple[Rows, ...]:
