@@ -153,13 +153,20 @@ def test_large_layers_share_every_product(samples: list[tuple[int, int]], thread
     assert once.executed == apart.executed
 
 
-@stacked
-def test_the_kernel_is_called_once_for_all_layers_that_run_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, calls = small_model({"layers": 4}, halves=True), []
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The first layer of each call of the kernel, and the one after its last."""
+    made: list[tuple[int, int]] = []
     whole = forward.run_layers
     monkeypatch.setattr(
-        forward, "run_layers", lambda *given, **named: (calls.append(given[1:3]), whole(*given, **named))[1]
+        forward, "run_layers", lambda *given, **named: (made.append(given[1:3]), whole(*given, **named))[1]
     )
+    return made
+
+
+@stacked
+def test_the_kernel_is_called_once_for_all_layers_that_run_the_same_rows(calls: list[tuple[int, int]]) -> None:
+    model = small_model({"layers": 4}, halves=True)
     run(model, [(3, 8), (9, 4)])
     assert calls == [(0, 3), (3, 4)]
     calls.clear()
@@ -171,12 +178,8 @@ def test_the_kernel_is_called_once_for_all_layers_that_run_the_same_rows(monkeyp
 
 
 @stacked
-def test_only_the_layers_whose_drift_is_measured_run_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, calls = small_model({"layers": 8}, halves=True), []
-    whole = forward.run_layers
-    monkeypatch.setattr(
-        forward, "run_layers", lambda *given, **named: (calls.append(given[1:3]), whole(*given, **named))[1]
-    )
+def test_only_the_layers_whose_drift_is_measured_run_by_themselves(calls: list[tuple[int, int]]) -> None:
+    model = small_model({"layers": 8}, halves=True)
     every, probes = frozenset(range(8)), frozenset({0, 3, 4})
     once, caches = run(model, [(3, 8), (9, 4)], kept=every, probes=probes)
     assert calls == [(1, 3), (5, 7), (7, 8)]

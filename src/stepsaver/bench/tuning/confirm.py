@@ -36,7 +36,7 @@ def problems_needed(observed: Observed, *, limit: float, confidence: float, most
     `most` if no number is enough.
     """
     least = least_problems(limit, confidence)
-    distance = limit - observed.cautious_drop
+    distance = limit - observed.cautious_drop()
     if distance <= 0:
         return most
     each = (observed.lost + observed.won + NEVER_SEEN) / observed.problems

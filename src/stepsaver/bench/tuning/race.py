@@ -41,9 +41,9 @@ class Observed:
         seen = self.lost + self.won + NEVER_SEEN
         return sqrt(max(seen / self.problems - self.drop**2, 0.0) / self.problems)
 
-    @property
-    def cautious_drop(self) -> float:
-        return self.drop + CAUTION * self.deviation
+    def cautious_drop(self, caution: float = CAUTION) -> float:
+        """The drop, so many deviations worse than it looks."""
+        return self.drop + caution * self.deviation
 
     @property
     def without_luck(self) -> "Observed":
@@ -143,8 +143,8 @@ class Goal:
         each = (observed.lost + observed.won + NEVER_SEEN) / observed.problems
         fresh = sqrt(each / self.fresh_problems)
         distance = NORMAL.inv_cdf(0.5 + self.confidence / 2) * fresh
-        drop, scatter = observed.drop + caution * observed.deviation, sqrt(observed.deviation**2 + fresh**2)
-        return NORMAL.cdf((self.limit - drop - distance) / scatter)
+        scatter = sqrt(observed.deviation**2 + fresh**2)
+        return NORMAL.cdf((self.limit - observed.cautious_drop(caution) - distance) / scatter)
 
     def expected_gain(self, observed: Observed, caution: float = CAUTION) -> float:
         """Returns the logarithm of the speed-up, times the chance that it can be confirmed if it is a gain."""
