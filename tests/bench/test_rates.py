@@ -61,6 +61,8 @@ def test_only_what_can_be_compared_is_slow_or_beside() -> None:
     [
         (193.0, [457.0, 440.0, 470.0], True),  # one stalled chunk dominates
         (1964.0, [2044.0, 1977.0, 2093.0], False),  # of four chunks, with nothing beside them
+        (2946.0, [3031.0, 3011.0, 3063.0], False),  # a quiet machine whose first chunk was cold
+        (2800.0, [3031.0, 3011.0, 3063.0], True),
         (2044.0, [2044.0, 2044.0, 2044.0], False),  # one chunk
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -245,6 +246,23 @@ def test_a_verification_carries_the_next_draft() -> None:
         found[ahead] = (texts(engine, [prompt], 96, trace=trace), trace.forwards)
     assert found["always"][0] == found["never"][0]
     assert found["always"][1] < found["never"][1]
+
+
+@pytest.mark.parametrize("ahead", ["always", "never"])
+def test_no_row_runs_whose_prediction_nobody_needs(ahead: Literal["always", "never"]) -> None:
+    """A draft has a row per drafted token. What was drafted after a stop token is not verified, nor is the row of the
+    stop token itself, which would predict what follows the text.
+    """
+    model, tokenizer = load_model(MODEL_FOLDER, dtype=torch.float32), TextTokenizer(MODEL_FOLDER)
+    question = "Tom has 12 pens. Tom buys 9 more. How many pens does Tom have?"
+    prompt = encode_prompt(tokenizer, question, chat=True)
+    engine = Engine(model, policy=Verified(span=16, ahead=ahead), checked=True)
+    (completion,) = engine.generate([prompt], max_new_tokens=96)
+    assert completion.finish == "stop"
+    drafts = [step for step in completion.steps if step.kind == "draft"]
+    assert all(step.rows == step.head_rows <= 16 for step in drafts)
+    last = [step for step in completion.steps if step.kind == "verify"][-1]
+    assert last.revealed == last.rows < 16  # the stop token is the last that the causal rows predict
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class ScriptedEngine:
     weigh: Callable[[str, str], float] = lambda context, continuation: 0.0
     max_positions: int = 4096
     bos_id: int | None = END_ID
+    batch_size: int = 2
     prompts: list[str] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)
 

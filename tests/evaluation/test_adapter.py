@@ -55,8 +55,9 @@ def test_answers_come_in_the_order_of_the_requests(byte_tokenizer: TextTokenizer
 def test_longest_prompts_are_decoded_first_and_together(byte_tokenizer: TextTokenizer) -> None:
     lm = _scripted(byte_tokenizer, write=lambda prompt: "x")
     lm.generate_until(_generations(*((prompt, {}) for prompt in ("bb", "a", "dddd", "ccc"))))
-    warm_up, *decoded = lm.engine.prompts  # type: ignore[attr-defined]
-    assert warm_up == "dddd"
+    prompts = lm.engine.prompts  # type: ignore[attr-defined]
+    warm_up, decoded = prompts[:-4], prompts[-4:]
+    assert warm_up == ["ccc", "dddd"]  # one batch
     assert decoded == ["a", "bb", "ccc", "dddd"]  # the scripted engine finishes the last one first
 
 

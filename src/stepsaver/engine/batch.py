@@ -25,6 +25,9 @@ from stepsaver.engine.trace import LayersRun
 from stepsaver.engine.view import StepView, step_view
 
 FORWARD_ROWS = 16.0  # assumed cost of a forward on top of its rows, in rows, where nobody has measured it
+# What a sample's step costs on top of its rows, in rows, whoever else is in the forward: its plan, and keys and values
+# that are read however few rows attend to them. 3.2 by the row costs of 05_near_rows, at 70 rows of context.
+STEP_ROWS = 3.0
 
 
 class StepEvent(NamedTuple):
@@ -107,9 +110,9 @@ class BatchContext:
         return self.checked or self.memory.deltas is not None
 
     @property
-    def forward_rows_share(self) -> float:
-        """Each sample's share of what a forward costs on top of its rows, in rows."""
-        return (FORWARD_ROWS if self.forward_rows is None else self.forward_rows) / self.slots
+    def forward_cost(self) -> float:
+        """What one more forward costs a sample on top of its rows, in rows: its share of the forward, and its step."""
+        return (FORWARD_ROWS if self.forward_rows is None else self.forward_rows) / self.slots + STEP_ROWS
 
 
 class Turn(NamedTuple):

@@ -1,5 +1,6 @@
 """The moves of verified drafts: draft the rows after the last known one, then check them with a causal forward."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -70,10 +71,12 @@ class Verifying:
         return [Turn(sample, block, step) for step in steps]
 
     def _draft_step(self, batch: BatchContext, sample: Sample, first: int, token: int) -> Step:
-        """The last known row and masks up to the span's end. All of them see each other."""
+        """The last known row and the masked rows that predict the span's tokens. All of them see each other. The last
+        token's own row would predict the token after the span: it is not there.
+        """
         count = self._span(batch, sample, first)
-        tokens = np.array([token] + [batch.decoding.mask_id] * count)
-        plan = _plan(batch, "draft", rows=count + 1, reads=count)
+        tokens = np.array([token] + [batch.decoding.mask_id] * (count - 1))
+        plan = _plan(batch, "draft", rows=count, reads=count)
         return Step(sample.slot, first, tokens, len(tokens), plan)
 
     def _span(self, batch: BatchContext, sample: Sample, first: int) -> int:
@@ -83,7 +86,7 @@ class Verifying:
         span = self.policy.span
         if span == "auto":
             acceptance = round(self.drafts[sample.index].acceptance, 2)
-            span = best_span(acceptance, batch.forward_rows_share, size)
+            span = best_span(acceptance, batch.forward_cost, size)
         return min(span, most)
 
     def _verify_steps(self, batch: BatchContext, sample: Sample, draft: Draft) -> list[Step]:
@@ -92,7 +95,8 @@ class Verifying:
         first, count = block.start + block.known - 1, len(draft.tokens)
         is_carrying = self._carries_next(batch, sample, draft, first + count)
         fills_block = self.policy.context == "block" and first + count + 1 == block.start + block.size
-        rows = count if is_carrying or fills_block else count + 1
+        ends_text = draft.tokens[-1] in batch.decoding.stop_ids
+        rows = count if is_carrying or fills_block or ends_text else count + 1
         tokens = np.array([block.tokens[block.known - 1], *draft.tokens][:rows])
         steps = [Step(sample.slot, first, tokens, 1, _plan(batch, "verify", rows=rows, reads=rows))]
         if is_carrying:
@@ -108,8 +112,8 @@ class Verifying:
         if self.policy.ahead != "auto":
             return self.policy.ahead == "always"
         whole = draft.acceptance ** len(draft.tokens)
-        wasted_rows = self._span(batch, sample, last) + 1
-        return whole * batch.forward_rows_share > (1 - whole) * wasted_rows
+        wasted_rows = self._span(batch, sample, last)
+        return whole * batch.forward_cost > (1 - whole) * wasted_rows
 
     def _causal_step(self, batch: BatchContext, sample: Sample, start: int, stop: int) -> Step:
         text = [*sample.context, *sample.block.tokens.tolist()]
@@ -129,7 +133,7 @@ class Verifying:
                 stamp_positions(draft.stamps, each.step)
         if turn.plan.kind == "draft":
             draft.verified = turn.step.start
-            draft.tokens = tuple(proposed.tokens.tolist())
+            draft.tokens = _up_to_stop(proposed.tokens, batch.decoding.stop_ids)
             return [Outcome(0, _event(batch, turn, proposed, NO_ROWS)), *[Outcome(0)] * (len(run) - 1)]
         if turn.plan.kind == "commit":
             outcome = commit(batch, turn, proposed)
@@ -146,7 +150,7 @@ class Verifying:
         draft.agreed, draft.refused = draft.agreed + agreed, draft.refused + (not is_whole)
         draft.verified = turn.step.start + min(agreed + 1, turn.plan.rows)
         new = written.tokens[: agreed + 1]  # up to `agreed`, the same as the draft's
-        draft.tokens = tuple(drafted[0].tokens.tolist()) if drafted and is_whole else ()
+        draft.tokens = _up_to_stop(drafted[0].tokens, batch.decoding.stop_ids) if drafted and is_whole else ()
         event = _event(batch, turn, written, rows_between(1, 1 + len(new)))
         _write(batch, turn.sample, new, written.confidence)
         outcomes = [Outcome(len(new), event)]
@@ -164,6 +168,13 @@ def _plan(batch: BatchContext, kind: Kind, *, rows: int, reads: int) -> StepPlan
         layers=batch.model.config.layers,
         prediction=batch.decoding.prediction,
     )
+
+
+def _up_to_stop(drafted: NDArray[np.int64], stop_ids: Collection[int]) -> tuple[int, ...]:
+    """The drafted tokens up to the first that ends the text: those after it would be verified for nobody."""
+    tokens = drafted.tolist()
+    stop = next((index for index, token in enumerate(tokens) if token in stop_ids), len(tokens))
+    return tuple(tokens[: stop + 1])
 
 
 def _agreed(drafted: tuple[int, ...], written: NDArray[np.int64]) -> int:
@@ -206,12 +217,12 @@ def _event(batch: BatchContext, turn: Turn, proposed: Proposals, revealed: Rows)
 
 @lru_cache(maxsize=4096)
 def best_span(acceptance: float, forward_rows: float, most: int) -> int:
-    """The span that gives the most tokens for the cost of a draft and a verification. A forward costs its rows plus
-    `forward_rows`.
+    """The span that gives the most tokens for the cost of a draft, of `span` rows, and a verification, of one more. A
+    forward costs its rows plus `forward_rows`.
     """
 
     def tokens_per_row(span: int) -> float:
         tokens = sum(acceptance**count for count in range(span + 1))
-        return tokens / (forward_rows + span + 1)
+        return tokens / (2 * forward_rows + 2 * span + 1)
 
     return max(range(1, most + 1), key=tokens_per_row)

@@ -37,7 +37,7 @@ def generate_answers(
     stops = StopStrings(tokenizer, parameters.until, block_size=block)
     prompts = [Prompt(job.prompt.ids, identity=str(job.key)) for job in jobs]
     beginning = replace(parameters, max_new_tokens=min(parameters.max_new_tokens, WARM_UP_BLOCKS * block))
-    meter.warm_up(lambda trace: list(_complete(engine, prompts[:1], beginning, stops, trace)))
+    meter.warm_up(lambda trace: list(_complete(engine, prompts[: engine.batch_size], beginning, stops, trace)))
     for completion in _complete(engine, prompts, parameters, stops, meter.trace):
         job = jobs[completion.index]
         record = _record(engine, job, completion, stops)

@@ -38,7 +38,7 @@ def score_answers(
     def scores(requests: list[ScoreRequest], trace: Trace) -> Iterable[Score]:
         return engine.score(requests, estimator=estimator, score_stop=score_stop, trace=trace) if requests else ()
 
-    meter.warm_up(lambda trace: list(scores(asked[:1], trace)))
+    meter.warm_up(lambda trace: list(scores(asked[: engine.batch_size], trace)))
     for job in jobs:
         if not job.windows:
             yield job, _record(job, [])

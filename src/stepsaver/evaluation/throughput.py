@@ -50,7 +50,7 @@ class Meter:
     warm_up_seconds: float = 0.0
 
     def warm_up(self, run: Callable[[Trace], object]) -> None:
-        """Runs a little, once, before timing starts: first forwards allocate, tune and compile."""
+        """Runs one batch for a little, once, before timing starts: first forwards allocate, tune and compile."""
         if not self.warm_up_seconds:
             started = perf_counter()
             run(Trace())

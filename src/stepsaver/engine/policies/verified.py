@@ -16,13 +16,14 @@ class Verified:
     blocks of one row the same checkpoint is autoregressive. `context=causal` gives that text, token for token: the
     cache holds only what causal forwards computed. With `context=block`, finished blocks are committed as usual, and
     rows are causal only inside the current block, as some checkpoints were trained.
-    A draft ends with its block. `span=auto` chooses the length that pays most, given the acceptance so far and the
-    cost of rows. `ahead` says whether a verification also runs the next draft in the same forward.
+    A draft ends with its block, and is verified up to the first token that ends the text. `span=auto` chooses the
+    length that pays most, given the acceptance so far and the cost of rows. `ahead` says whether a verification also
+    runs the next draft in the same forward.
     """
 
     name: ClassVar[str] = "verified"
 
-    span: int | Literal["auto"] = field(default=16, metadata=tuned(16, "auto", 8, is_ordered=False))
+    span: int | Literal["auto"] = field(default=16, metadata=tuned(16, 12, "auto", 8, is_ordered=False))
     context: Literal["causal", "block"] = field(default="causal", metadata=tuned("causal", "block", is_ordered=False))
     ahead: Literal["auto", "always", "never"] = field(
         default="auto", metadata=tuned("always", "never", is_ordered=False)
