@@ -12,6 +12,8 @@ SOURCES = (
     "multiply.c",
     "multiply_rows.h",
     "layers.c",
+    "reused_layers.c",
+    "layer.h",
     "parts.h",
     "tiles.c",
 )  # in the order of kernels/__init__.py

@@ -1,8 +1,9 @@
 """Layers that run in one call: every number is the one of the operations by themselves."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from stepsaver.engine.forward import Memory, StepOutput, run_step
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
-from stepsaver.engine.plan import whole_plan
+from stepsaver.engine.plan import LayerRows, whole_plan
 from stepsaver.engine.rows import row_set, rows_between
 from tests.conftest import tiny_config
 
@@ -48,9 +49,11 @@ def run(
     reads: int = 1,
     seen: int | None = None,
     probes: frozenset[int] = frozenset(),
+    reused: tuple[int, int, int] = (0, 0, 0),
 ) -> tuple[StepOutput, list[torch.Tensor]]:
     """One forward of samples that have some rows after some context, and the caches after it. A row sees the others up
-    to the end of its block of `seen` rows.
+    to the end of its block of `seen` rows. In the `kept` layers some rows reuse the attention's delta, their keys and
+    values, and the MLP's delta.
     """
     capacity, block, slots = kernels.LONGEST_CONTEXT + 32, max(rows for _, rows in samples), len(samples)
     cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=torch.float32, device=CPU)
@@ -62,6 +65,14 @@ def run(
         window = rows_between(0, rows)
         read = row_set(np.arange(rows) % reads == rows % reads)
         plan = whole_plan("sub", window=window, reads=read, layers=model.config.layers)
+        attention, keys_values, mlp = reused
+        layers = tuple(
+            LayerRows(each.attention & ~attention, each.keys_values & ~keys_values, each.mlp & ~mlp)
+            if layer in kept
+            else each
+            for layer, each in enumerate(plan.layers)
+        )
+        plan = replace(plan, layers=layers)
         tokens = np.random.default_rng(context).integers(3, model.config.vocab, rows)
         steps.append(Step(slot, context, tokens, seen or block, plan))
     memory = Memory(cache, deltas if kept else None, model.rotations(capacity), probes)
@@ -95,6 +106,7 @@ shapes = st.fixed_dictionaries(
     reads=st.integers(1, 5),
     seen=st.sampled_from((None, 1, 5, 8)),
     is_large=st.booleans(),
+    reused=st.tuples(*[st.sampled_from((0, (1 << 32) - 1)) | st.integers(0, (1 << 32) - 1)] * 3),
 )
 def test_one_call_gives_the_numbers_of_many(
     shape: dict,
@@ -105,6 +117,7 @@ def test_one_call_gives_the_numbers_of_many(
     reads: int,
     seen: int | None,
     is_large: bool,
+    reused: tuple[int, int, int],
 ) -> None:
     model = small_model(shape, halves=halves)
     assert model.stack is not None
@@ -114,9 +127,9 @@ def test_one_call_gives_the_numbers_of_many(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        once, caches = run(model, samples, kept=kept, reads=reads, seen=seen)
+        once, caches = run(model, samples, kept=kept, reads=reads, seen=seen, reused=reused)
         with without_stack(model):
-            apart, caches_apart = run(model, samples, kept=kept, reads=reads, seen=seen)
+            apart, caches_apart = run(model, samples, kept=kept, reads=reads, seen=seen, reused=reused)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(once.logits, apart.logits)
@@ -155,12 +168,14 @@ def test_large_layers_share_every_product(samples: list[tuple[int, int]], thread
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The first layer of each call of the kernel, and the one after its last."""
+    """The first layer of each call of the kernels, and the one after its last."""
     made: list[tuple[int, int]] = []
-    whole = forward.run_layers
-    monkeypatch.setattr(
-        forward, "run_layers", lambda *given, **named: (made.append(given[1:3]), whole(*given, **named))[1]
-    )
+
+    def recorded(call: Callable) -> Callable:
+        return lambda *given, **named: (made.append(given[1:3]), call(*given, **named))[1]
+
+    for name in ("run_layers", "run_reused_layers"):
+        monkeypatch.setattr(forward, name, recorded(getattr(forward, name)))
     return made
 
 
@@ -175,6 +190,16 @@ def test_the_kernel_is_called_once_for_all_layers_that_run_the_same_rows(calls: 
     calls.clear()
     run(model, [(kernels.LONGEST_CONTEXT, 8)])
     assert not calls, "a context that another kernel attends"
+
+
+@stacked
+def test_layers_of_which_some_rows_reuse_deltas_run_in_one_call_too(calls: list[tuple[int, int]]) -> None:
+    model = small_model({"layers": 8}, halves=True)
+    run(model, [(3, 8), (9, 4)], kept=frozenset(range(1, 6)), reused=(0b1010, 0, 0b1010))
+    assert calls == [(0, 1), (1, 6), (6, 7), (7, 8)]
+    calls.clear()
+    run(model, [(3, 8)], kept=frozenset({6, 7}), reads=3, reused=(0b1010, 0b1010, 0b1010))
+    assert calls == [(0, 6), (6, 7)], "the last layer does not: fewer rows go on there"
 
 
 @stacked
@@ -197,6 +222,7 @@ def test_without_memory_for_it_layers_run_one_by_one(monkeypatch: pytest.MonkeyP
     model = small_model({}, halves=True)
     expected, caches = run(model, [(5, 8)])
     monkeypatch.setattr(forward, "run_layers", lambda *_, **__: None)
+    monkeypatch.setattr(forward, "run_reused_layers", lambda *_, **__: False)
     found, caches_after = run(model, [(5, 8)])
     assert torch.equal(found.logits, expected.logits)
     assert all(map(torch.equal, caches, caches_after))

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from stepsaver.engine.attention import mix
 from stepsaver.engine.cache import DeltaCache, KeyValueCache, keep_deltas
-from stepsaver.engine.kernels.layers import KeptDeltas, LayerStack, run_layers
+from stepsaver.engine.kernels.layers import (
+    KeptDeltas,
+    LayerStack,
+    RowsOfParts,
+    Some,
+    run_layers,
+    run_reused_layers,
+)
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Attention, Layer, Transformer
 from stepsaver.engine.packing import PackedRun, Packer, PartRows, Step, Subset, pack_rows, run_end
@@ -58,14 +65,14 @@ class Executed:
             self.mlp += rows
             self.mlp_layers += 1
 
-    def count_layers(self, layers: int, *, rows: int, going: int) -> None:
-        """Some layers: keys and values of `rows`, and all parts of those that go on."""
-        self.attention += going * layers
-        self.keys_values += rows * layers
-        self.mlp += going * layers
-        self.attention_layers += layers
-        self.keys_values_layers += layers
-        self.mlp_layers += layers
+    def count_layers(self, layers: int, *, written: int, attention: int, mlp: int) -> None:
+        """Some layers, each with so many rows that write keys and values, attend, and run the MLP."""
+        self.attention += attention * layers
+        self.keys_values += written * layers
+        self.mlp += mlp * layers
+        self.attention_layers += layers if attention else 0
+        self.keys_values_layers += layers if written else 0
+        self.mlp_layers += layers if mlp else 0
 
     def count_keys_values(self, rows: int) -> None:
         self.keys_values += rows
@@ -132,37 +139,62 @@ class Forward:
         return pairwise(sorted({first, last, *edges}))
 
     def run_stack(self, stack: LayerStack | None, first: int, last: int, run: PackedRun) -> bool:
-        """Runs all layers of a run in one call. That needs weights in blocks, rows that all run everything, contexts
-        that our own kernel attends, and nobody who watches a delta; otherwise it does nothing and returns False.
+        """Runs all layers of a run in one call. That needs weights in blocks, contexts that our own kernel attends, and
+        nobody who watches a delta; and rows that all run everything, or small layers before the last one. Otherwise it
+        does nothing and returns False.
         """
-        attending, memory = run.attending, self.memory
-        if stack is None or not run.is_whole or attending.by_kernel is None or attending.alone or attending.grouped:
-            return False
+        memory, attending = self.memory, run.attending
         is_measured = self.drift_N is not None and any(first <= layer < last for layer in memory.probe_layers)
-        if memory.observe is not None or is_measured:
+        if stack is None or attending.alone or attending.grouped or memory.observe is not None or is_measured:
             return False
+        if run.is_whole:
+            return self._run_whole(stack, first, last, run)
+        if memory.deltas is None or stack.is_large or run.kept is not None:
+            return False
+        return self._run_reused(stack, first, last, run, memory.deltas)
+
+    def _run_whole(self, stack: LayerStack, first: int, last: int, run: PackedRun) -> bool:
+        memory, segments, cache_rows = self.memory, run.attending.by_kernel, run.cache_rows
+        assert segments is not None
+        assert cache_rows is not None
         deltas = None
         if memory.deltas is not None:
             deltas = KeptDeltas(memory.deltas.addresses, run.mlp.ran_delta_index)
-        h_ND, cache_rows = self.stream.settled(), run.cache_rows
-        assert cache_rows is not None
+        h_ND, rotation = self.stream.settled(), run.keys_values_rotation
         going = run_layers(
-            stack,
-            first,
-            last,
-            h_ND,
-            run.keys_values_rotation,
-            memory.cache.stored,
-            cache_rows,
-            attending.by_kernel,
-            kept=run.kept,
-            deltas=deltas,
+            stack, first, last, h_ND, rotation, memory.cache.stored, cache_rows, segments, kept=run.kept, deltas=deltas
         )
         if going is None:
             return False
         self.stream.h_ND = going
-        self.executed.count_layers(last - first, rows=len(h_ND), going=len(going))
+        self.executed.count_layers(last - first, written=len(h_ND), attention=len(going), mlp=len(going))
         return True
+
+    def _run_reused(self, stack: LayerStack, first: int, last: int, run: PackedRun, deltas: DeltaCache) -> bool:
+        attention, mlp = run.attention, run.mlp
+        parts = RowsOfParts(
+            Some(run.keys_values.indices, None, run.keys_values.size),
+            Some(attention.ran.indices, attention.ran_delta_index, attention.ran.size),
+            Some(mlp.ran.indices, mlp.ran_delta_index, mlp.ran.size),
+            Some(attention.reused.indices, attention.reused_delta_index, attention.reused.size),
+            Some(mlp.reused.indices, mlp.reused_delta_index, mlp.reused.size),
+        )
+        has_run = run_reused_layers(
+            stack,
+            first,
+            last,
+            self.stream.settled(),
+            parts,
+            (run.keys_values_rotation, run.query_rotation),
+            self.memory.cache.stored,
+            run.cache_rows,
+            run.attending.by_kernel,
+            deltas.addresses,
+        )
+        if has_run:
+            written, attending, thinking = run.keys_values.size, attention.ran.size, mlp.ran.size
+            self.executed.count_layers(last - first, written=written, attention=attending, mlp=thinking)
+        return has_run
 
     def _mix(self, attention: Attention, index: int, run: PackedRun) -> Tensor | None:
         """Rewrites keys and values, and mixes the queries. Returns None if there are no queries."""

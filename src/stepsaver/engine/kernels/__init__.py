@@ -25,13 +25,24 @@ SIGNATURES = {
     "stepsaver_copy_rows": (*[c_void_p] * 3, *[c_long] * 2),
     "stepsaver_mix": (*[c_void_p] * 7, *[c_long] * 6, c_float),
     "stepsaver_run_layers": (*[c_void_p] * 11, *[c_long] * 5, c_float, c_float),
+    "stepsaver_run_reused_layers": (*[c_void_p] * 10, *[c_long] * 3, c_float, c_float),
     "stepsaver_most_likely": (c_void_p, c_void_p, c_long, c_long, c_long),
 }
 
 KINDS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # of numbers, as the C names them
 BLOCK = 32  # outputs that lie side by side in a weight
 FOLDER = Path(__file__).parent
-SOURCES = ("kernels.c", "rows.h", "multiply.c", "multiply_rows.h", "layers.c", "parts.h", "tiles.c")
+SOURCES = (
+    "kernels.c",
+    "rows.h",
+    "multiply.c",
+    "multiply_rows.h",
+    "layers.c",
+    "reused_layers.c",
+    "layer.h",
+    "parts.h",
+    "tiles.c",
+)
 WITHOUT_TILES = "AVX512_CORE_FP16"  # the most that oneDNN knows below them
 
 
@@ -57,6 +68,7 @@ def _load() -> ctypes.CDLL:
         function.argtypes, function.restype = arguments, None
     library.stepsaver_multiplies_blocks.restype = c_long
     library.stepsaver_run_layers.restype = c_long
+    library.stepsaver_run_reused_layers.restype = c_long
     library.stepsaver_tiles_are_broken.restype = c_long
     if library.stepsaver_tiles_are_broken():  # oneDNN reads this when it is first used, which is later
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", WITHOUT_TILES)

@@ -8,26 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "parts.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-/* A layer as Python describes it (kernels/layers.py): addresses, 0 where there is nothing. */
-typedef struct {
-    const void *qkv, *qkv_bias, *output, *output_bias, *gate_up, *gate_up_bias, *down, *down_bias;
-    const float *attention_columns, *mlp_columns, *norms;
-} Layer;
-
-/* Where a layer keeps what its parts add, or NULL. */
-typedef struct {
-    float *attention, *mlp;
-} Deltas;
-
-typedef struct {
-    long heads, kv_heads, head_dim, capacity, hidden, mlp, kind, is_large;
-} Shape;
+#include "layer.h"
 
 typedef struct {
     const Shape *shape;
@@ -37,37 +18,6 @@ typedef struct {
     const int64_t *delta_indices; /* the rows of the deltas that are kept of each, or NULL */
     float floor_squared, eps;
 } Rows;
-
-/* what a thread keeps between two maps: packed rows, what a map makes of them, and a row's part of it */
-typedef struct {
-    float *packed, *wide, *narrow;
-} Scratch;
-
-static Map map_of(const void *weights, const void *bias, long kind, long inputs, long outputs) {
-    return (Map){kind == 0 ? weights : NULL, kind == 2 ? weights : NULL, bias, inputs, outputs};
-}
-
-static long qkv_width(const Shape *s) { return (s->heads + 2 * s->kv_heads) * s->head_dim; }
-
-static Map qkv_of(const Shape *s, const Layer *layer) {
-    return map_of(layer->qkv, layer->qkv_bias, s->kind, s->hidden, qkv_width(s));
-}
-
-static Map output_of(const Shape *s, const Layer *layer) {
-    return map_of(layer->output, layer->output_bias, s->kind, s->heads * s->head_dim, s->hidden);
-}
-
-static Map gate_up_of(const Shape *s, const Layer *layer) {
-    return map_of(layer->gate_up, layer->gate_up_bias, s->kind, s->hidden, 2 * s->mlp);
-}
-
-static Map down_of(const Shape *s, const Layer *layer) {
-    return map_of(layer->down, layer->down_bias, s->kind, s->mlp, s->hidden);
-}
-
-static Heads heads_of(const Shape *s, const Layer *layer, float eps) {
-    return (Heads){s->heads, s->kv_heads, s->head_dim, s->capacity, layer->norms, eps};
-}
 
 /* Adds what the layer before made of the rows, if there is one, and writes their queries, keys and values. */
 static void project_tile(const Rows *r, const Layer *layer, float *stored, long first, long count, const float *added,
@@ -94,8 +44,8 @@ static void keep_deltas(const Rows *r, float *kept, const float *added, long fir
 /* From the mixed values to what the MLP adds, which is left in `scratch.narrow`. */
 static void finish_tile(const Rows *r, const Layer *layer, Deltas kept, long first, long count, Scratch scratch) {
     const Shape *s = r->shape;
-    const long mixed = s->heads * s->head_dim, hidden = s->hidden, mlp = s->mlp;
-    const Map output = output_of(s, layer), gate_up = gate_up_of(s, layer), down = down_of(s, layer);
+    const long mixed = s->heads * s->head_dim, hidden = s->hidden;
+    const Map output = output_of(s, layer);
     pack_tile(r->mixed + first * mixed, mixed, count, mixed, scratch.packed);
     multiply_tile(&output, scratch.packed, count, scratch.narrow);
     keep_deltas(r, kept.attention, scratch.narrow, first, count);
@@ -103,10 +53,7 @@ static void finish_tile(const Rows *r, const Layer *layer, Deltas kept, long fir
         scale_row(r->h + (first + i) * hidden, scratch.narrow + i * hidden, layer->mlp_columns,
                   scratch.wide + i * hidden, hidden, r->floor_squared);
     pack_tile(scratch.wide, hidden, count, hidden, scratch.packed);
-    multiply_tile(&gate_up, scratch.packed, count, scratch.wide);
-    for (long i = 0; i < count; i++) silu_product_row(scratch.wide + i * 2 * mlp, scratch.narrow + i * mlp, mlp);
-    pack_tile(scratch.narrow, mlp, count, mlp, scratch.packed);
-    multiply_tile(&down, scratch.packed, count, scratch.narrow);
+    run_mlp(s, layer, count, scratch);
     keep_deltas(r, kept.mlp, scratch.narrow, first, count);
 }
 
@@ -166,15 +113,6 @@ static void finish_shared(const Rows *r, long rows, const Layer *layer, float *k
     multiply_shared(&down, shared->packed, rows, shared->added, shared->taken++);
 }
 
-static long most(long a, long b) { return a > b ? a : b; }
-
-/* Tiles of about as many rows each, and as many for one thread as for another. */
-static long count_tiles(long rows, long threads) {
-    const long least = (rows + most_rows_of_tile() - 1) / most_rows_of_tile();
-    const long tiles = (least + threads - 1) / threads * threads;
-    return tiles < rows ? tiles : rows;
-}
-
 /* The rows that go on after a layer's keys and values: their queries lie side by side, and their hidden states apart. */
 typedef struct {
     const int64_t *rows;
@@ -186,14 +124,6 @@ static void keep_row(const Rows *r, const Kept *kept, long i) {
     const long row = kept->rows[i], hidden = r->shape->hidden, mixed = r->shape->heads * r->shape->head_dim;
     memcpy(kept->h + i * hidden, r->h + row * hidden, (size_t)hidden * sizeof(float));
     memcpy(kept->queries + i * mixed, r->projected + row * qkv_width(r->shape), (size_t)mixed * sizeof(float));
-}
-
-static long thread_number(void) {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
 }
 
 /* What a call runs on. */
