@@ -11,7 +11,7 @@ from stepsaver.engine.cost import ceiling, predicted_speed_up
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import DEFAULT_POLICY, parse_policy
-from stepsaver.engine.row_costs import RowCosts, predicted_speed_up_here
+from stepsaver.engine.row_costs import RowCosts, planning_of, predicted_speed_up_here
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import DENOISING, Trace
 from stepsaver.evaluation.embedded import word_problems
@@ -81,8 +81,8 @@ def compare_configs(
 
 
 def _predicted_here(baseline: Tally, tally: Tally, costs: RowCosts) -> float:
-    rules = len(tally.engine.rules)
-    return predicted_speed_up_here(baseline.whole_trace(), tally.whole_trace(), costs, rules)
+    planning = planning_of(tally.engine.rules, tally.engine.model.config.layers)
+    return predicted_speed_up_here(baseline.whole_trace(), tally.whole_trace(), costs, planning)
 
 
 def _decode(tally: Tally, prompts: Sequence[list[int]], start: int, trace: Trace) -> dict[int, list[int]]:

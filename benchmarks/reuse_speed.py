@@ -24,7 +24,7 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.policies.policy import Candidates, Choice, RevealPolicy, by_confidence
-from stepsaver.engine.row_costs import predicted_speed_up_here
+from stepsaver.engine.row_costs import planning_of, predicted_speed_up_here
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
 from stepsaver.engine.view import StepView
@@ -120,7 +120,7 @@ def main() -> None:
         for name, rules in chosen.items():
             ratios = [a.decode_seconds / b.decode_seconds for a, b in zip(plain[1:], traces[name][1:], strict=True)]
             predicted = predicted_speed_up(model.config, plain[0], traces[name][0])
-            here = predicted_speed_up_here(plain[0], traces[name][0], costs, len(rules))
+            here = predicted_speed_up_here(plain[0], traces[name][0], costs, planning_of(rules, model.config.layers))
             bound = ceiling(model.config, plain[0], rules, apart)
             figures = (f"{predicted:.2f}", f"{here:.2f}", f"{bound:.2f}")
             table.append((str(batch), pace, name, str(spread(ratios)), *figures))

@@ -57,10 +57,9 @@ def test_what_is_timed_is_what_was_meant(dtype: torch.dtype, monkeypatch: pytest
         for step in (turn.step for turn in turns):
             seconds += 0.5 + step.plan.rows + 100 * step.plan.reads.bit_count() + layer_seconds(step)
             last = 5.0 if 0 < step.plan.reads.bit_count() < step.plan.rows else last
-        if model.stack is not None and turns[0].step.plan.mlp_reused:
-            seconds += 4 * model.config.layers
-        if batch.memory.observe is not None:
-            seconds += 9 * model.config.layers
+        plan = turns[0].step.plan
+        if model.stack is not None and plan.mlp_reused:
+            seconds += (9 if plan.mlp_run else 4) * model.config.layers
         return executed._replace(seconds=seconds + last)
 
     real = measure_rows.execute
@@ -77,7 +76,7 @@ def test_what_is_timed_is_what_was_meant(dtype: torch.dtype, monkeypatch: pytest
     assert costs.mlp == pytest.approx([(LAYER - ATTENTION) * count for count in rows])
     # a forward's curve has packing one sample in it already
     assert costs.last_layer == pytest.approx(0 if model.stack is None else 5 - costs.step)
-    assert costs.layer_apart == pytest.approx(0 if model.stack is None else 9)
+    assert costs.layer_apart == pytest.approx(0 if model.stack is None else 9 - costs.step / model.config.layers)
     assert costs.layer_reused == pytest.approx(0 if model.stack is None else 4)
     assert costs.head == pytest.approx([100 * count for count in rows])
     assert costs.forward == pytest.approx([7 + 0.5 * each + count for count, each in zip(rows, samples, strict=True)])

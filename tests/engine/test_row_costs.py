@@ -12,6 +12,7 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.row_costs import (
+    Planning,
     RowCosts,
     predicted_seconds,
     predicted_speed_up_here,
@@ -49,6 +50,7 @@ def made_up(rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32), *, fixed: float = 1.0,
         step=0.0625,
         measuring=1.0,
         rule=0.03,
+        history=0.07,
         cached_row=0.002,
     )
 
@@ -121,7 +123,9 @@ def test_a_record_without_rows_costs_planning_alone(costs: RowCosts, samples: in
 
 def test_every_rule_is_planned_for_every_sample() -> None:
     costs, two = made_up(), record(entry(4, sample=0), entry(4, sample=1))
-    assert predicted_seconds(costs, two, rules=3) - predicted_seconds(costs, two) == pytest.approx(6 * costs.rule)
+    assert predicted_seconds(costs, two, Planning(3)) - predicted_seconds(costs, two) == pytest.approx(6 * costs.rule)
+    keeping = predicted_seconds(costs, two, Planning(3, keeps_deltas=True))
+    assert keeping - predicted_seconds(costs, two, Planning(3)) == pytest.approx(2 * costs.history)
 
 
 def test_a_context_is_read_once_for_each_step_however_many_its_rows() -> None:
@@ -132,8 +136,8 @@ def test_a_context_is_read_once_for_each_step_however_many_its_rows() -> None:
 
 
 def test_costs_that_were_stored_before_everything_was_measured_can_be_read() -> None:
-    stored = {name: value for name, value in made_up().as_json().items() if name not in ("rule", "cached_row")}
-    assert row_costs_from_json(stored) == replace(made_up(), rule=0.0, cached_row=0.0)
+    stored = {name: value for name, value in made_up().as_json().items() if name not in ("rule", "history")}
+    assert row_costs_from_json(stored) == replace(made_up(), rule=0.0, history=0.0)
     with pytest.raises(KeyError):
         row_costs_from_json({name: value for name, value in stored.items() if name != "tick"})
 

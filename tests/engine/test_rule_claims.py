@@ -132,7 +132,7 @@ def test_groups_of_layers_are_within_the_model_and_hold_what_is_kept(layers: int
         except UsageError:
             continue
         for group in rule.layer_groups(layers).values():
-            assert group <= frozenset(range(layers))
+            assert frozenset() < group <= frozenset(range(layers))
             assert rule.delta_layers(layers) <= group
 
 

@@ -5,18 +5,33 @@ forward of few rows takes longer than its share. `RowCosts` says how much longer
 threads and model shape.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from math import log2
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from stepsaver.engine.rules.rule import Rule, keep_deltas
 from stepsaver.engine.trace import ForwardRecord, SampleStep, Trace
 
 CAUSAL_KINDS = ("prefill", "verify")  # a row sees fewer rows than the last one does: half of the step's on average
 
 Curve = tuple[float, ...]  # seconds for each measured number of rows
+
+
+class Planning(NamedTuple):
+    """What the planning of a step depends on."""
+
+    rules: int = 0
+    keeps_deltas: bool = False
+
+
+NO_RULES = Planning()
+
+
+def planning_of(rules: Sequence[Rule], layers: int) -> Planning:
+    return Planning(len(rules), keep_deltas(rules, layers))
 
 
 @dataclass(frozen=True)
@@ -44,11 +59,16 @@ class RowCosts:
     step: float  # per step that a forward packs
     measuring: float  # seconds that the measurement took
     rule: float = 0.0  # planning, per rule and sample in a tick
+    history: float = 0.0  # the same where a rule keeps deltas: what each layer computed is noted, row by row
     cached_row: float = 0.0  # per row of a step's context and layer, however few the queries: the row has to be read
     # where layers run in one call:
     last_layer: float = 0.0  # of a last layer that reads fewer rows than it has, which is a call of its own
-    layer_apart: float = 0.0  # of a layer that runs part by part, because some rows reuse a delta
+    layer_apart: float = 0.0  # of a layer of which some rows reuse a delta, on top of its rows
     layer_reused: float = 0.0  # of a layer that runs nothing, because all rows reuse their deltas
+
+    def planned_sample(self, planning: Planning) -> float:
+        """Seconds of planning and choosing, per sample in a tick."""
+        return self.sample + planning.rules * self.rule + (self.history if planning.keeps_deltas else 0.0)
 
     @property
     def forward_rows(self) -> float:
@@ -101,10 +121,10 @@ def row_costs_from_json(content: dict[str, Any]) -> RowCosts:
     return costs
 
 
-def predicted_seconds(costs: RowCosts, record: ForwardRecord, rules: int = 0) -> float:
-    """Seconds of one record, planned with `rules` rules: planning, forward and choices. Without rows, planning only."""
+def predicted_seconds(costs: RowCosts, record: ForwardRecord, planning: Planning = NO_RULES) -> float:
+    """Seconds of one record: planning, forward and choices. Without rows, planning only."""
     entries = record.entries
-    seconds = costs.tick + (costs.sample + rules * costs.rule) * len({entry.sample for entry in entries})
+    seconds = costs.tick + costs.planned_sample(planning) * len({entry.sample for entry in entries})
     running = [entry for entry in entries if entry.rows]
     if not running:
         return seconds
@@ -155,13 +175,13 @@ def _recomputing(costs: RowCosts, context: int) -> float:
     return costs.step + costs.seconds_of(costs.forward, context) + costs.layers * layer
 
 
-def predicted_total(costs: RowCosts, records: Iterable[ForwardRecord], rules: int = 0) -> float:
-    return sum(predicted_seconds(costs, record, rules) for record in records)
+def predicted_total(costs: RowCosts, records: Iterable[ForwardRecord], planning: Planning = NO_RULES) -> float:
+    return sum(predicted_seconds(costs, record, planning) for record in records)
 
 
-def predicted_speed_up_here(baseline: Trace, other: Trace, costs: RowCosts, rules: int = 0) -> float:
-    """The speed-up in tokens per second that `other`, planned with `rules` rules, should reach over `baseline` on the
-    measured machine.
+def predicted_speed_up_here(baseline: Trace, other: Trace, costs: RowCosts, planning: Planning = NO_RULES) -> float:
+    """The speed-up in tokens per second that `other`, planned in some way, should reach over `baseline`, which has no
+    rules, on the measured machine.
     """
-    ours = predicted_total(costs, other.records, rules) / other.tokens_generated
+    ours = predicted_total(costs, other.records, planning) / other.tokens_generated
     return predicted_total(costs, baseline.records) / baseline.tokens_generated / ours

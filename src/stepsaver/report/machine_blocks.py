@@ -38,7 +38,7 @@ def costs_text(costs: RowCosts) -> str:
     return (
         f"{costs.device}, {costs.threads} threads, {costs.dtype}, weights of {costs.weights}; {costs.shape}. "
         f"Planning takes {1e6 * costs.tick:.0f} µs a tick, {1e6 * costs.sample:.0f} µs a sample and "
-        f"{1e6 * costs.rule:.1f} µs a rule and sample, packing "
+        f"{1e6 * costs.rule:.1f} µs a rule and sample ({1e6 * costs.history:.0f} µs more with deltas), packing "
         f"{1e6 * costs.step:.0f} µs a step, attention {1e9 * costs.context_row:.2g} ns a query, row of context and "
         f"layer, and {1e9 * costs.cached_row:.2g} ns a step, row of context and layer. "
         f"A forward costs as much as {costs.forward_rows:.0f} rows beside its own. "

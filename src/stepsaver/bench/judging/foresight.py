@@ -18,7 +18,7 @@ from stepsaver.bench.running.step_counts import FIELDS, StepCounts, merge_counts
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.plan import Kind
 from stepsaver.engine.prefill import PREFILL_ROWS
-from stepsaver.engine.row_costs import RowCosts, predicted_seconds
+from stepsaver.engine.row_costs import NO_RULES, Planning, RowCosts, planning_of, predicted_seconds
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import ForwardRecord, LayersRun, SampleStep
 
@@ -44,7 +44,7 @@ class CountedRun:
     sample_forwards: int | None  # summed over samples, without prefills; None: not counted, so taken as one per step
     layers: int  # of the model that took the steps
     steps: tuple[CountedStep, ...]
-    rules: int = 0  # how many planned them
+    planning: Planning = NO_RULES
     joins_prefills: bool = False  # a context runs beside the steps of other samples
 
     @property
@@ -92,20 +92,24 @@ def read_counted_run(summary: Summary, folder: Path) -> CountedRun:
         sample_forwards=summary.sample_forwards,
         layers=layers,
         steps=_steps(counts) if counts else _average_steps(summary.cost.by_kind, layers),
-        rules=len(summary.identity.rules),
+        planning=_planning(summary),
         joins_prefills=_joins_prefills(summary),
     )
 
 
+def _planning(summary: Summary) -> Planning:
+    texts = summary.identity.rules
+    try:
+        return planning_of([parse_rule(text) for text in texts], summary.identity.layers)
+    except UsageError:  # of a package that is not here: it may keep deltas
+        return Planning(len(texts), keeps_deltas=True)
+
+
 def _joins_prefills(summary: Summary) -> bool:
     """Whether prefills share a forward with steps, as the engine decides it: not if a rule keeps deltas."""
-    decoding, layers = summary.identity.decoding, summary.identity.layers
-    try:
-        rules = [parse_rule(text) for text in summary.identity.rules]
-    except UsageError:  # of a package that is not here
-        return False
-    keeps_deltas = any(rule.delta_layers(layers) | rule.probe_layers(layers) for rule in rules)
-    return decoding.prefix_cache and decoding.join not in ("none", "commit") and not keeps_deltas
+    decoding = summary.identity.decoding
+    is_joined = decoding.prefix_cache and decoding.join not in ("none", "commit")
+    return is_joined and not _planning(summary).keeps_deltas
 
 
 def _steps(counts: StepCounts) -> tuple[CountedStep, ...]:
@@ -147,7 +151,7 @@ def _average_steps(by_kind: Kinds, layers: int) -> tuple[CountedStep, ...]:
 def foreseen_seconds(run: CountedRun, costs: RowCosts, batch: float, *, seed: int = 0) -> float:
     """Returns the seconds per token if a forward holds `batch` steps on average."""
     random = np.random.default_rng(seed)
-    planning = (costs.sample + run.rules * costs.rule) / max(run.steps_per_sample, 1.0)  # once for all of a sample's
+    planning = costs.planned_sample(run.planning) / max(run.steps_per_sample, 1.0)  # once for all of a sample's
     planned = replace(costs, sample=planning)
     steps, prefills = run.decoding_steps, run.prefills
     if run.joins_prefills and any(each.number > 0 for each in steps):

@@ -32,6 +32,7 @@ from stepsaver.engine.plan import LayerRows, StepPlan, whole_plan
 from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.row_costs import RowCosts, predicted_seconds
 from stepsaver.engine.rows import NO_ROWS, rows_between
+from stepsaver.engine.rules.layer_reuse import LayerReuse
 from stepsaver.engine.rules.light_commit import LightCommit
 from stepsaver.engine.rules.near_rows import NearRows
 from stepsaver.engine.rules.previous_row import PreviousRow
@@ -50,14 +51,15 @@ LEAST_REPEATS, REPEATS = 3, 7
 ROUND = 5.0  # about how long a round of all takes, in whole forwards of the most rows
 TICK_BATCHES = (1, 8)
 TICK_RULES: tuple[Rule, ...] = (PreviousRow(), Trim(), NearRows(), LightCommit())  # what planning costs with rules
+KEEPING_RULES: tuple[Rule, ...] = (LayerReuse(k=2, layers="first"),)
 TICK_TOKENS = 8
 
-# "layers" is the one call that runs all layers, alone; "apart" is whole, but part by part; "few read" is whole, but
-# reads a quarter of its rows
-Runs = Literal["whole", "mlp", "nothing", "no head", "layers", "apart", "few read"]
+# "layers" is the one call that runs all layers, alone; "one row" is whole, but all rows but one reuse
+# their deltas; "few read" is whole, but reads a quarter of its rows
+Runs = Literal["whole", "mlp", "nothing", "no head", "layers", "one row", "few read"]
 RUNS: tuple[Runs, ...] = ("whole", "mlp", "nothing", "no head")
 STACKED_RUNS: tuple[Runs, ...] = ("whole", "layers", "nothing", "no head")
-FEW_ROWS_RUNS: tuple[Runs, ...] = ("apart", "few read")  # of one sample, where layers run in one call
+FEW_ROWS_RUNS: tuple[Runs, ...] = ("one row", "few read")  # of one sample, where layers run in one call
 
 
 class Layout(NamedTuple):
@@ -89,8 +91,7 @@ class Scratch:
         decoding = replace(self.decoding, prefix_cache=True)
         self.plain = BatchContext(model, memory, Denoising(Fixed()), decoding, (), Sampling(), slots)
         self.keeping = replace(self.plain, memory=memory._replace(deltas=deltas))
-        watched = memory._replace(observe=lambda *_: None)  # so no layers run in one call
-        self.contexts = {"whole": self.plain, "few read": self.plain, "apart": replace(self.plain, memory=watched)}
+        self.contexts = {"whole": self.plain, "few read": self.plain}
         request = Request((0,), SAMPLE_ROWS, request_key((0,), None))
         self.samples: list[Sample] = [self.plain.moves.join(self.plain, slot, request, slot) for slot in range(slots)]
 
@@ -121,9 +122,11 @@ class Scratch:
 
 def _plan(rows: int, runs: Runs, layers: int) -> StepPlan:
     window = rows_between(0, rows)
-    if runs in ("whole", "layers", "apart", "few read"):
+    if runs in ("whole", "layers", "few read"):
         reads = rows_between(0, max(rows // 4, 1)) if runs == "few read" else window
         return whole_plan("sub", window=window, reads=reads, layers=layers)
+    if runs == "one row":
+        return StepPlan("sub", window, window, (LayerRows(1, window, 1),) * layers)
     reads = NO_ROWS if runs == "no head" else window
     return StepPlan("sub", window, reads, (LayerRows(NO_ROWS, NO_ROWS, window if runs == "mlp" else NO_ROWS),) * layers)
 
@@ -140,7 +143,7 @@ def measure_row_costs(
     """Takes about the budget at most, less for a small model; for a large one, fewer numbers of rows are measured."""
     started = perf_counter()
     decoding, config = decoding or resolve_decoding(model.config), model.config
-    tick, sample, rule = _tick_seconds(model, decoding)
+    tick, sample, rule, history = _tick_seconds(model, decoding)
     long = min(LONG_CONTEXT, config.max_positions)
     slope, forward_row = _context_seconds(model, decoding, long, started + budget_seconds / 4)
     left = started + budget_seconds - perf_counter()
@@ -174,20 +177,22 @@ def measure_row_costs(
         step=step,
         measuring=perf_counter() - started,
         rule=rule,
+        history=history,
         cached_row=cached_row,
     )
     if stacked is None:
         return costs
-    last_layer = _last_layer_seconds(costs, stacked.few_read)
-    return replace(costs, last_layer=last_layer, layer_apart=stacked.layer_apart, layer_reused=stacked.layer_reused)
+    last_layer = _unpredicted_seconds(costs, "few read", stacked.few_read)
+    reusing = _unpredicted_seconds(costs, "one row", stacked.one_row)
+    return replace(costs, last_layer=last_layer, layer_apart=reusing / config.layers, layer_reused=stacked.layer_reused)
 
 
-def _last_layer_seconds(costs: RowCosts, few_read: dict[Layout, float]) -> float:
-    """Returns what a last layer that reads few of its rows takes on top of the prediction: it is a call of its own."""
+def _unpredicted_seconds(costs: RowCosts, runs: Runs, taken: dict[Layout, float]) -> float:
+    """Returns what forwards took on top of the prediction."""
     unplanned = replace(costs, tick=0.0, sample=0.0)
     more = []
-    for layout, seconds in few_read.items():
-        plan = _plan(layout.rows, "few read", costs.layers)
+    for layout, seconds in taken.items():
+        plan = _plan(layout.rows, runs, costs.layers)
         entries = tuple(
             sample_step(sample, plan, step=0, context=layout.context, revealed=0, recomputed_context=0)
             for sample in range(layout.samples)
@@ -201,7 +206,7 @@ class Stacked(NamedTuple):
     """What is measured only where layers run in one call."""
 
     few_read: dict[Layout, float]  # seconds of whole forwards that read few of their rows
-    layer_apart: float  # seconds of a layer that runs part by part, on top of those in one call
+    one_row: dict[Layout, float]  # and of such in which all rows but one reuse their deltas
     layer_reused: float  # seconds of a layer that runs nothing
 
 
@@ -243,10 +248,9 @@ def _part_seconds(
     cached_row = max(attending, 0.0) / (model.config.layers * largest.context)
     stacked = None
     if few:
-        apart_seconds = [taken[each, "apart"] - taken[each, "whole"] for each in few]
-        reused_seconds = [taken[each, "no head"] - parts.forward[layouts.index(each)] for each in few]
-        per_layer = [max(median(each), 0.0) / model.config.layers for each in (apart_seconds, reused_seconds)]
-        stacked = Stacked({each: taken[each, "few read"] for each in few}, *per_layer)
+        few_read, one_row = ({each: taken[each, runs] for each in few} for runs in ("few read", "one row"))
+        reused = median([taken[each, "no head"] - parts.forward[layouts.index(each)] for each in few])
+        stacked = Stacked(few_read, one_row, max(reused, 0.0) / model.config.layers)
     return parts, max(step, 0.0), cached_row, stacked
 
 
@@ -306,13 +310,16 @@ def _ascending(seconds: Sequence[float]) -> tuple[float, ...]:
     return tuple(isotonic_regression(np.maximum(seconds, 0.0)).x.tolist())
 
 
-def _tick_seconds(model: Transformer, decoding: DecodingSettings) -> tuple[float, float, float]:
-    """Returns the seconds of a tick beside its forward, of each sample in it, and of each rule for a sample: measured
-    in real decodes of few and more samples, without rules and with those that fit the model.
+def _tick_seconds(model: Transformer, decoding: DecodingSettings) -> tuple[float, float, float, float]:
+    """Returns the seconds of a tick beside its forward, of each sample in it, of each rule for a sample, and of keeping
+    deltas for a sample: measured in real decodes of few and more samples, without rules and with those that fit.
     """
-    fitting = tuple(rule for rule in TICK_RULES if _fits(rule, decoding, model.config.layers))
+    fitting, keeping = (
+        tuple(rule for rule in rules if _fits(rule, decoding, model.config.layers))
+        for rules in (TICK_RULES, KEEPING_RULES)
+    )
     few, more = TICK_BATCHES
-    wanted: tuple[tuple[int, tuple[Rule, ...]], ...] = ((few, ()), (more, ()), (more, fitting))
+    wanted: tuple[tuple[int, tuple[Rule, ...]], ...] = ((few, ()), (more, ()), (more, fitting), (more, keeping))
     taken: list[list[float]] = [[] for _ in wanted]
     for _ in range(LEAST_REPEATS):
         for (batch, rules), seconds in zip(wanted, taken, strict=True):
@@ -322,10 +329,11 @@ def _tick_seconds(model: Transformer, decoding: DecodingSettings) -> tuple[float
             for _ in engine.generate([Prompt((0,))] * batch, max_new_tokens=TICK_TOKENS, trace=trace):
                 pass
             seconds += [record.seconds - record.forward_seconds for record in trace.records]
-    of_few, of_more, with_rules = map(median, taken)
+    of_few, of_more, with_rules, with_deltas = map(median, taken)
     sample = max((of_more - of_few) / (more - few), 0.0)
     rule = max(with_rules - of_more, 0.0) / (more * max(len(fitting), 1))
-    return max(of_few - few * sample, 0.0), sample, rule
+    history = max(with_deltas - of_more, 0.0) / more
+    return max(of_few - few * sample, 0.0), sample, rule, history
 
 
 def _fits(rule: Rule, decoding: DecodingSettings, layers: int) -> bool:

@@ -14,7 +14,7 @@ from stepsaver.bench.running.session import Session
 from stepsaver.bench.running.step_counts import count_steps
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.other_work import OtherWork
-from stepsaver.engine.row_costs import predicted_total
+from stepsaver.engine.row_costs import planning_of, predicted_total
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.records import InferencePath, RequestRecord
@@ -60,7 +60,7 @@ class ConfigRunner:
     def _timing(self, meter: Meter, chunk: int, samples: int, other_cores: float | None) -> Timing:
         trace, config = meter.trace, self.engine.model.config
         cost = trace_cost(config, trace, self.engine.model.dtype.itemsize, self.engine.model.bytes_per_weight)
-        row_costs = self.session.row_costs
+        row_costs, planning = self.session.row_costs, planning_of(self.engine.rules, config.layers)
         return Timing(
             chunk=chunk,
             session=self.session.identity,
@@ -70,7 +70,7 @@ class ConfigRunner:
             requests=meter.requests,
             tokens=meter.tokens,
             seconds=trace.decode_seconds,
-            predicted_seconds=predicted_total(row_costs, trace.records, len(self.engine.rules)) if row_costs else None,
+            predicted_seconds=predicted_total(row_costs, trace.records, planning) if row_costs else None,
             prefill_seconds=trace.prefill_seconds,
             warm_up_seconds=meter.warm_up_seconds,
             forwards=cost.forwards,

@@ -26,7 +26,7 @@ def layer_group(text: str, layers: int) -> frozenset[int]:
     size = group_size(layers)
     third = layers // 3
     starts = {
-        "first": (1, size),
+        "first": (min(1, layers - size), size),
         "middle": ((layers - size) // 2, size),
         "last": (layers - size, size),
         "thirds:1": (0, third),
