@@ -130,7 +130,8 @@ def main() -> None:
         print("| " + " | ".join(table[-1]) + " |", flush=True)
     if options.store:
         command = f"python benchmarks/reuse_speed.py --repeats {options.repeats} --new-tokens {options.new_tokens}"
-        chosen_by = "".join(f" --only {part!r}" for part in options.only or ())
+        chosen_by = "".join(f" --pace {pace!r}" for pace in options.pace or ())
+        chosen_by += "".join(f" --only {part!r}" for part in options.only or ())
         store_measurement(MEASURED / "reuse_speed_135M.json", command + chosen_by + " --store", COLUMNS, table)
 
 
