@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from stepsaver.bench.audit.checks.rates import _pooled_time
+from stepsaver.bench.audit.checks.rates import _pooled_time, _speed_up
 from stepsaver.bench.audit.evidence import CellEvidence
 from stepsaver.bench.experiment.folders import find_experiment
 from stepsaver.bench.judging.rates import median_rate, slow_chunks
@@ -73,6 +73,30 @@ def test_a_rate_over_the_whole_time_differs_by_no_more_than_the_interval(
     summary = made_up.summary(rate=rate, throughput=throughput)
     found = list(_pooled_time(cast(CellEvidence, SimpleNamespace(name="a", summary=summary))))
     assert [each.level for each in found] == ["invalid"] * is_fault
+
+
+@pytest.mark.parametrize(
+    ("sessions", "level"),
+    [
+        ({"monday": 1000.0}, []),
+        ({"monday": 1000.0} | {f"day {number}": 4000.0 for number in range(9)}, ["remark"]),  # it ran on monday only
+        ({"monday": 4000.0}, ["invalid"]),
+        ({"monday": 4000.0, "tuesday": 4000.0}, ["invalid"]),
+    ],
+)
+def test_a_baseline_that_was_timed_on_other_days_too_contradicts_no_speed_up(
+    sessions: dict[str, float], level: list[str]
+) -> None:
+    def cell(name: str, rates: dict[str, float], up: float) -> CellEvidence:
+        timings = [timing(chunk, rate, session=day) for day, rate in rates.items() for chunk in range(4)]
+        summary = made_up.summary(
+            rate=list(median_rate(timings) or ()),
+            speed_up={each: [up, up - 0.1, up + 0.1] for each in ("tokens_per_s", "seconds_per_sample")},
+        )
+        return cast(CellEvidence, SimpleNamespace(name=name, summary=summary, counting=tuple(timings)))
+
+    found = list(_speed_up(cell("trimmed", {"monday": 1200.0}, 1.2), cell("baseline", sessions, 1.0)))
+    assert [each.level for each in found] == level
 
 
 @pytest.fixture
