@@ -79,6 +79,9 @@ class SimulatedSpace:
     def family(self, name: str) -> str:
         return name.partition("+")[0]
 
+    def kind(self, name: str) -> str:
+        return name
+
     def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
         return False
 

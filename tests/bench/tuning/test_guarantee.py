@@ -148,6 +148,36 @@ def test_a_drop_below_zero_brings_no_candidate_to_the_front() -> None:
     assert needed[0] > needed[1]
 
 
+def test_a_drop_so_far_below_zero_that_it_is_no_luck_counts() -> None:
+    """Verified drafts are really better here, and differ in more answers than any rule."""
+    goal = Goal(0.01, CONFIDENCE, FRESH)
+    better, even = Observed(1319, 40, 100, (1.8,)), Observed(1319, 70, 70, (1.8,))
+    assert goal.chance(better) > 2 * goal.chance(even)
+    beyond = better.without_luck(2.5)
+    assert better.drop < beyond.drop < 0
+    assert beyond.lost + beyond.won == pytest.approx(140)
+    assert better.without_luck().drop == 0
+
+
+class Kinds(SimulatedSpace):
+    """`a 0` and `a 1` are of one kind."""
+
+    def kind(self, name: str) -> str:
+        return name.partition(" ")[0]
+
+
+def test_more_of_the_kinds_that_promise_most_come_before_more_of_the_others() -> None:
+    """One of every kind runs first, however little time there is."""
+    turns = [f"{kind} {number}" for number in range(7) for kind in "abcdefgh"]
+    truths = {name: Truth(2.0 if name.startswith("g") else 1.2, 0.002, 0.002) for name in turns}
+    trials = SimulatedTrials(truths, np.random.default_rng(0), budget=40.0)
+    found = search(Kinds(truths), trials, Goal(0.03, CONFIDENCE, FRESH))
+    assert {name for name in turns if name.endswith(" 0")} <= trials.counts.keys()
+    assert {f"g {number}" for number in range(7)} <= trials.counts.keys()
+    assert found.never_run
+    assert not any(name.startswith("g") for name in found.never_run)
+
+
 def test_nothing_within_the_limit_is_a_result() -> None:
     singles = {str(place): Truth(2.0, 0.2, 0.01) for place in range(4)}
     attempts, _ = tuned(singles, 0.01, 1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from statistics import NormalDist, fmean, median
 
 from scipy.special import stdtrit
@@ -12,6 +12,7 @@ from stepsaver.bench.judging.statistics import Interval
 FEW_CHUNKS = 4
 CAUTION = 1.5  # deviations by which a drop is taken to be worse than it looks, in the end: the best of many looks too
 # good. At the beginning none: a deviation is then larger than any limit, and those who differ least would come first.
+BY_LUCK = 2.5  # deviations that a drop below zero is taken to owe to luck
 LIKELY = 0.8  # the chance of being confirmed above which slower candidates are given up
 NORMAL = NormalDist()
 NEVER_SEEN = 1.0  # a difference that is added to a variance: few problems cannot tell none from one
@@ -45,13 +46,16 @@ class Observed:
         """The drop, so many deviations worse than it looks."""
         return self.drop + caution * self.deviation
 
-    @property
-    def without_luck(self) -> "Observed":
-        """As many differences, and no drop below zero: on few problems that is luck more often than not."""
-        if self.drop >= 0:
+    def without_luck(self, deviations: float = inf) -> "Observed":
+        """As many differences, and no drop below zero: on few problems that is luck more often than not.
+
+        Only what lies so many deviations below zero is none.
+        """
+        beyond = min(self.drop + deviations * self.deviation, 0.0)
+        if self.drop >= beyond:
             return self
         half = (self.lost + self.won) / 2
-        return replace(self, lost=half, won=half)
+        return replace(self, lost=half + beyond * self.problems / 2, won=half - beyond * self.problems / 2)
 
     @property
     def speed_up(self) -> float:
@@ -136,10 +140,10 @@ class Goal:
         """Returns how likely the drop's whole interval is within the limit on fresh problems.
 
         The true drop is as uncertain as the search leaves it, and fresh problems add their own scatter. A drop below
-        zero counts as zero, or else candidates that were lucky would come first. `caution`: deviations by which it is
-        taken to be worse.
+        zero counts as far as luck does not explain it, or else candidates that were lucky would come first. `caution`:
+        deviations by which it is taken to be worse.
         """
-        observed = observed.without_luck
+        observed = observed.without_luck(BY_LUCK)
         each = (observed.lost + observed.won + NEVER_SEEN) / observed.problems
         fresh = sqrt(each / self.fresh_problems)
         distance = NORMAL.inv_cdf(0.5 + self.confidence / 2) * fresh

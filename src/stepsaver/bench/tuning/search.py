@@ -3,9 +3,9 @@
 The guarantee does not depend on it, only on `confirm.py`: a poor search finds less, but never promises more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import Protocol
 
 from stepsaver.bench.tuning.race import CAUTION, Goal, Observed
@@ -50,6 +50,10 @@ class Space(Protocol):
         """Returns the name of the group that stands or falls together: few problems flatter all of it at once."""
         ...
 
+    def kind(self, name: str) -> Hashable:
+        """Returns what a single change is a value of: a rule, a policy, ..."""
+        ...
+
     def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
         """Whether a candidate is of the same kind as a hopeless one and costs at least as much."""
         ...
@@ -72,7 +76,7 @@ class Found:
 def search(space: Space, trials: Trials, goal: Goal) -> Found:
     """Tries candidates, and ranks them by the gain that can be expected to be confirmed."""
     found, budget = Found(), trials.seconds_left()
-    tried = _try_singles(space, trials, found, until=budget * (1 - SHARE_OF_SINGLES))
+    tried = _try_singles(space, trials, found, goal, until=budget * (1 - SHARE_OF_SINGLES))
     until = trials.seconds_left() - budget * SHARE_OF_COMBINATIONS
     combined = space.combinations(_known(tried, trials), goal, MOST_COMBINATIONS)
     tried += _try_once(combined, trials, found, until=until)
@@ -100,9 +104,9 @@ def _known(names: Sequence[str], trials: Trials) -> dict[str, Observed]:
     return {name: observed for name in names if (observed := trials.observed(name)) is not None}
 
 
-def _try_singles(space: Space, trials: Trials, found: Found, *, until: float) -> list[str]:
-    """Runs a chunk of each, and returns those that ran. If a setting is hopeless, none of its kind that costs as much
-    or more is run.
+def _try_singles(space: Space, trials: Trials, found: Found, goal: Goal, *, until: float) -> list[str]:
+    """Runs a chunk of each, and returns those that ran: one of every kind first, then more of the kinds that promise
+    most. If a setting is hopeless, none of its kind that costs as much or more is run.
     """
     tried: list[str] = []
     hopeless: list[str] = []
@@ -115,7 +119,19 @@ def _try_singles(space: Space, trials: Trials, found: Found, *, until: float) ->
         ran = _try_once(now, trials, found, until=until)
         hopeless += [name for name, each in _known(ran, trials).items() if each.expected_speed_up < HOPELESS]
         tried += ran
+        waiting = _promising_kinds_first(waiting, space, _known(tried, trials), goal)
     return tried
+
+
+def _promising_kinds_first(
+    waiting: Sequence[str], space: Space, known: Mapping[str, Observed], goal: Goal
+) -> list[str]:
+    """Returns those of kinds that were not tried yet, then the rest, by the best that was seen of their kind."""
+    best: dict[Hashable, float] = {}
+    for name, observed in known.items():
+        kind = space.kind(name)
+        best[kind] = max(best.get(kind, -inf), goal.expected_gain(observed, caution=0.0))
+    return sorted(waiting, key=lambda name: -best.get(space.kind(name), inf))
 
 
 def _try_once(names: Sequence[str], trials: Trials, found: Found, *, until: float) -> list[str]:

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -49,6 +49,11 @@ class Setting(NamedTuple):
                 named = "" if field.name == self.value.name else field.name
                 said.append(f"{named}{registry.value_text(value)}".replace(",", "."))
         return "-".join(said)
+
+    @property
+    def group(self) -> Hashable:
+        """What it is a value of: a rule, one policy, the sub-blocks or the joins."""
+        return self.kind, self.others[:1]
 
     def costs_at_least(self, other: "Setting") -> bool:
         """Whether it is of the other's kind and nowhere cheaper."""
@@ -109,6 +114,10 @@ class DeclaredSpace:
     def family(self, name: str) -> str:
         return _family(self.known[name])
 
+    def kind(self, name: str) -> Hashable:
+        (setting,) = self.known[name].settings
+        return setting.group
+
     def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
         (ours,) = self.known[name].settings
         return any(ours.costs_at_least(self.known[other].settings[0]) for other in hopeless)
@@ -161,13 +170,16 @@ class DeclaredSpace:
         return not isinstance(candidate.policy, Verified) or self._is_possible_draft(candidate, decoding)
 
     def _is_possible_draft(self, candidate: Candidate, decoding: DecodingSettings) -> bool:
+        """Drafts have no rules and no sub-blocks, and of the joins only the prefill's."""
         policy = candidate.policy
         assert isinstance(policy, Verified)
+        if candidate.rules or candidate.value("sub") or candidate.value("join") not in (None, "prefill"):
+            return False
         try:
             policy.check(decoding)
         except UsageError:
             return False
-        return not candidate.rules and not (self.is_scored and policy.context == "block")
+        return not (self.is_scored and policy.context == "block")
 
     def _settings(self) -> Iterator[Setting]:
         seen: set[Any] = set()
@@ -237,9 +249,9 @@ def _ranks(families: Iterable[str]) -> Iterator[int]:
 
 def _in_turns(settings: Sequence[Setting], names: Sequence[str]) -> list[str]:
     """Returns the cheapest of every kind, then the next of every kind: what comes first tells most if time is short."""
-    kinds: dict[Any, list[tuple[int, str]]] = {}
+    kinds: dict[Hashable, list[tuple[int, str]]] = {}
     for setting, name in zip(settings, names, strict=True):
-        kinds.setdefault((setting.kind, setting.others[:1]), []).append((-sum(setting.ranks), name))
+        kinds.setdefault(setting.group, []).append((-sum(setting.ranks), name))
     ordered = [[name for _, name in sorted(each, key=lambda one: one[0])] for each in kinds.values()]
     return _one_of_each(ordered)
 
@@ -253,7 +265,7 @@ def _joined(one: Observed | None, other: Observed) -> Observed:
     """Returns what two changes would do together if each did what it does alone. One's luck makes up for no loss."""
     if one is None:
         return other
-    one, other = one.without_luck, other.without_luck
+    one, other = one.without_luck(), other.without_luck()
     scale = one.problems / other.problems
     up = one.expected_speed_up * other.expected_speed_up
     return Observed(one.problems, one.lost + scale * other.lost, one.won + scale * other.won, (up,), up)
