@@ -154,6 +154,26 @@ def test_force_runs_the_named_configs_again_and_times_the_baseline_beside_them(
     assert json.loads((cell(experiment, "trimmed") / "summary.json").read_text())["speed_up_chunks"] == 5
 
 
+@pytest.mark.parametrize("is_unreadable", [False, True])
+def test_what_cannot_be_run_sets_nothing_aside(
+    experiment: Path, capsys: pytest.CaptureFixture[str], *, is_unreadable: bool
+) -> None:
+    """Neither results of other settings, if the model has no room for the new ones, nor if a file cannot be read."""
+    before = sorted(path for path in experiment.rglob("*"))
+    file = experiment / "experiment.yaml"
+    if is_unreadable:
+        (cell(experiment, "baseline").parent / "row_costs.jsonl").unlink()
+        (cell(experiment, "baseline").parent / "row_costs.jsonl").mkdir()
+        file.write_text(file.read_text().replace("seed: ", "# ") + "\nseed: 5\n")
+    else:
+        file.write_text(file.read_text() + "\nmax_new_tokens: 4096\n")
+    assert main(["run", str(experiment), "--limit", str(LIMIT)]) == 2
+    *noted, said = capsys.readouterr().err.splitlines()
+    assert not [line for line in noted if line.startswith("note: ")]
+    assert ("Is a directory" if is_unreadable else "leave no room for a prompt") in said
+    assert sorted(path for path in experiment.rglob("*")) == before
+
+
 def kill_and_resume(experiment: Path, kills: int, seed: int) -> None:
     """Kills a run at random moments, each time later, until it ends by itself."""
     command = [sys.executable, "-m", "stepsaver", "run", str(experiment), "--limit", str(LIMIT)]

@@ -1,5 +1,6 @@
 """Row sets, plans, and the figures that are summed from records."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +15,7 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.plan import empty_plan, whole_plan
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rows import describe, first_row, is_subset, row_index, row_list, row_set, rows_between
+from stepsaver.engine.rows import describe, first_row, is_subset, row_index, row_list, row_set, row_sets, rows_between
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
 
@@ -29,6 +30,8 @@ def test_row_sets_behave_like_sets(one: int, other: int) -> None:
     flags = torch.zeros(41, dtype=torch.bool).numpy()
     flags[row_index(one)] = True
     assert row_set(flags) == one
+    both = np.stack([flags, np.isin(np.arange(41), row_list(other))])
+    assert row_sets(both) == [one, other]
     if one:
         assert first_row(one) == min(row_list(one))
 

@@ -65,6 +65,22 @@ def test_steps_are_the_same_whether_they_are_checked_or_not(tiny_model: Transfor
     assert [(each.ids, each.steps) for each in generate(free)] == [(each.ids, each.steps) for each in generate(checked)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
+def test_a_model_of_one_layer_decodes_with_every_rule_that_does_not_refuse_it(
+    rules: tuple[Rule, ...], dtype: torch.dtype
+) -> None:
+    """Its only layer is the last one too, in which fewer rows go on."""
+    model = sharpened(random_model(tiny_config(layers=1), dtype=dtype, seed=5))
+    refused = [rule for rule in rules if rule.name == "adaptive_layers" or getattr(rule, "layers", "") == "thirds:2"]
+    if refused:
+        with pytest.raises(UsageError, match=r"no layer of 1 to skip|a model of 1 layer has no thirds"):
+            engine_of(model, rules, batch_size=2)
+        return
+    engine = engine_of(model, rules, batch_size=2)
+    assert [len(each.ids) for each in generate(engine)] == [28] * len(PROMPTS)
+
+
 def test_a_changed_row_that_is_not_noted_is_found(tiny_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     reveal = BlockState.reveal
 

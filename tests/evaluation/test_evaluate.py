@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lm_eval.utils import apply_template
+from lm_eval.utils import env as templates
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation import humaneval
@@ -233,6 +235,14 @@ def _passes(row: dict[str, Any], completion: str) -> bool:
 def test_tests_that_name_no_function_are_an_error() -> None:
     with pytest.raises(UsageError, match=re.escape("end with check(FUNCTION)")):
         humaneval.pass_at_k(["def check(candidate): pass"], [["pass"]], k=[1])
+
+
+def test_the_harness_compiles_a_template_once() -> None:
+    """It would do so for every document, up to four times."""
+    before = templates.from_string.cache_info()
+    assert apply_template("{{question}}, once?", {"question": "How often"}) == "How often, once?"
+    assert apply_template("{{question}}, once?", {"question": "Really"}) == "Really, once?"
+    assert templates.from_string.cache_info().misses == before.misses + 1
 
 
 @pytest.mark.long

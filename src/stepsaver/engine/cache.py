@@ -119,14 +119,11 @@ class DeltaCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.block_size, self.layers = block_size, config.layers
-        shape = (slots * block_size, config.hidden)
-        self.by_layer = {
-            layer: PartDeltas(
-                torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device)
-            )
-            for layer in sorted(layers)
-        }
+        self.block_size, self.layers, self.kept = block_size, config.layers, sorted(layers)
+        shape = (len(self.kept), 2, slots * block_size, config.hidden)
+        self.stored = torch.empty(shape, dtype=dtype, device=device)
+        parts = (PartDeltas(*each.unbind()) for each in self.stored.unbind())
+        self.by_layer = dict(zip(self.kept, parts, strict=True))
 
     @cached_property
     def addresses(self) -> Tensor:
@@ -134,9 +131,18 @@ class DeltaCache:
         kept = [self.by_layer.get(layer, ()) for layer in range(self.layers)]
         return torch.tensor([[part.data_ptr() for part in parts] or [0, 0] for parts in kept])
 
+    def has(self, first: int, last: int) -> bool:
+        """Whether the deltas of all layers from `first` to `last` - 1 are kept."""
+        return all(layer in self.by_layer for layer in range(first, last))
+
+    def read(self, first: int, last: int, indices: Tensor) -> Tensor:
+        """Copies the deltas of some rows in the layers from `first` to `last` - 1 [layers, 2, N, D]."""
+        place = self.kept.index(first)
+        return self.stored[place : place + last - first].index_select(2, indices)
+
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for deltas in self.by_layer.values() for tensor in deltas)
+        return self.stored.nbytes
 
 
 def keep_deltas(stored: Tensor, indices: Tensor, delta_ND: Tensor) -> None:

@@ -7,6 +7,7 @@ samples are in. Consecutive layers that run the same rows share their index tens
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import nan
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -100,7 +101,7 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
     while first < len(layers):
         last = run_end(forward.steps, first)
         run = packer.run(forward.steps, first)
-        for start, stop in forward.spans(first, last):
+        for start, stop in forward.spans(first, last, run):
             if not forward.run_stack(model.stack, start, stop, run):
                 for index in range(start, stop):
                     forward.run_layer(cast(Layer, layers[index]), index, run)
@@ -128,30 +129,40 @@ class Forward:
         attention, mlp = layer.parts
         mixed = self._mix(attention, index, run)
         self.stream.keep(run.kept)
-        self._add("attention", index, None if mixed is None else attention.finish(mixed), run.attention)
+        self._add("attention", index, None if mixed is None else attention.finish(mixed), run)
         delta = self.stream.through(mlp, run.mlp.ran) if run.mlp.ran.size else None
-        self._add("mlp", index, delta, run.mlp)
+        self._add("mlp", index, delta, run)
 
-    def spans(self, first: int, last: int) -> Iterable[tuple[int, int]]:
-        """The layers of a run that can be run in one call: one whose drift is measured is by itself."""
-        measured = self.memory.probe_layers if self.drift_N is not None else ()
-        edges = {edge for layer in measured if first <= layer < last for edge in (layer, layer + 1)}
+    def spans(self, first: int, last: int, run: PackedRun) -> Iterable[tuple[int, int]]:
+        """The layers of a run that can be run in one call. Those whose drift is measured are apart from the others, and
+        from one another where some rows reuse their deltas.
+        """
+        measured = [self._is_measured(layer) for layer in range(first, last)]
+        edges = {
+            first + place
+            for place, (before, after) in enumerate(pairwise(measured), start=1)
+            if before != after or (after and not run.is_whole)
+        }
         return pairwise(sorted({first, last, *edges}))
+
+    def _is_measured(self, layer: int) -> bool:
+        return self.drift_N is not None and layer in self.memory.probe_layers
 
     def run_stack(self, stack: LayerStack | None, first: int, last: int, run: PackedRun) -> bool:
         """Runs all layers of a run in one call. That needs weights in blocks, contexts that our own kernel attends, and
-        nobody who watches a delta; and rows that all run everything, or small layers before the last one. Otherwise it
-        does nothing and returns False.
+        nobody who watches a delta; and rows that all run everything, or small layers before the last one whose deltas
+        are kept. Otherwise it does nothing and returns False.
         """
-        memory, attending = self.memory, run.attending
-        is_measured = self.drift_N is not None and any(first <= layer < last for layer in memory.probe_layers)
-        if stack is None or attending.alone or attending.grouped or memory.observe is not None or is_measured:
+        memory, attending, is_measured = self.memory, run.attending, self._is_measured(first)
+        if stack is None or attending.alone or attending.grouped or memory.observe is not None:
+            return False
+        if run.is_whole and not is_measured:
+            return self._run_whole(stack, first, last, run)
+        if memory.deltas is None or run.kept is not None or not memory.deltas.has(first, last):
             return False
         if run.is_whole:
-            return self._run_whole(stack, first, last, run)
-        if memory.deltas is None or stack.is_large or run.kept is not None:
-            return False
-        return self._run_reused(stack, first, last, run, memory.deltas)
+            return self._run_measured(stack, first, last, run, memory.deltas)
+        return not (stack.is_large or is_measured) and self._run_reused(stack, first, last, run, memory.deltas)
 
     def _run_whole(self, stack: LayerStack, first: int, last: int, run: PackedRun) -> bool:
         memory, segments, cache_rows = self.memory, run.attending.by_kernel, run.cache_rows
@@ -169,6 +180,28 @@ class Forward:
         self.stream.h_ND = going
         self.executed.count_layers(last - first, written=len(h_ND), attention=len(going), mlp=len(going))
         return True
+
+    def _run_measured(self, stack: LayerStack, first: int, last: int, run: PackedRun, deltas: DeltaCache) -> bool:
+        """The drift of all these layers is measured after they ran, against the deltas they had before."""
+        before = deltas.read(first, last, run.mlp.ran_delta_index)
+        if not self._run_whole(stack, first, last, run):
+            return False
+        drift = _relative_change(deltas.read(first, last, run.mlp.ran_delta_index), before)
+        self._note_drift(drift.amax((0, 1)), run.mlp.ran, None)
+        return True
+
+    def _note_drift(self, drift: Tensor, rows: Subset, kept: Tensor | None) -> None:
+        """Raises the drift of some of the rows that go on, or of all. Which had a valid delta, the caller knows. Rows
+        that do not go on have no drift.
+        """
+        assert self.drift_N is not None
+        if kept is not None:
+            self.drift_N = torch.full_like(self.drift_N, nan).index_copy_(0, kept, self.drift_N[kept])
+        index = rows.indices if kept is None else kept if rows.indices is None else kept[rows.indices]
+        if index is None:
+            torch.maximum(self.drift_N, drift, out=self.drift_N)
+        else:
+            self.drift_N[index] = torch.maximum(self.drift_N[index], drift)
 
     def _run_reused(self, stack: LayerStack, first: int, last: int, run: PackedRun, deltas: DeltaCache) -> bool:
         attention, mlp = run.attention, run.mlp
@@ -214,8 +247,9 @@ class Forward:
         projected = self.stream.through(attention.project_queries, run.queries)
         return mix(projected, run.query_rotation, cache, index, norms, attending=run.attending)
 
-    def _add(self, name: PartName, index: int, delta: Tensor | None, part: PartRows) -> None:
+    def _add(self, name: PartName, index: int, delta: Tensor | None, run: PackedRun) -> None:
         """Adds a part's delta: new for the rows that ran, cached for the other rows. Keeps the new ones."""
+        part: PartRows = getattr(run, name)
         stored = None
         if self.memory.deltas is not None and index in self.memory.deltas.by_layer:
             stored = getattr(self.memory.deltas.by_layer[index], name)
@@ -225,8 +259,8 @@ class Forward:
                 self.memory.observe(index, name, delta, self.steps)
             self.stream.add(delta, part.ran)
             if stored is not None:
-                if self.drift_N is not None and index in self.memory.probe_layers:
-                    _measure_drift(self.drift_N, delta, stored[part.ran_delta_index], part.ran)
+                if self._is_measured(index):
+                    self._note_drift(_relative_change(delta, stored[part.ran_delta_index]), part.ran, run.kept)
                 keep_deltas(stored, part.ran_delta_index, delta)
         if part.reused.size:
             assert stored is not None, "a plan reuses a layer whose deltas nobody keeps"
@@ -241,10 +275,5 @@ class Forward:
         return self.stream.through(model.logits, Subset(None, rows))
 
 
-def _measure_drift(drift_N: Tensor, delta: Tensor, before: Tensor, rows: Subset) -> None:
-    """Raises each row's drift to the relative change of this delta. The caller knows which rows had a valid delta."""
-    change = (torch.linalg.vector_norm(delta - before, dim=-1) / torch.linalg.vector_norm(delta, dim=-1)).float()
-    if rows.indices is None:
-        torch.maximum(drift_N, change, out=drift_N)
-    else:
-        drift_N[rows.indices] = torch.maximum(drift_N[rows.indices], change)
+def _relative_change(delta: Tensor, before: Tensor) -> Tensor:
+    return (torch.linalg.vector_norm(delta - before, dim=-1) / torch.linalg.vector_norm(delta, dim=-1)).float()

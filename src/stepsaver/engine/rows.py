@@ -20,6 +20,12 @@ def row_set(rows: "NDArray[np.bool_]") -> Rows:
     return int.from_bytes(np.packbits(rows, bitorder="little").tobytes(), "little")
 
 
+def row_sets(rows: "NDArray[np.bool_]") -> list[Rows]:
+    """The same for each line of a boolean array."""
+    packed, size = np.packbits(rows, axis=1, bitorder="little").tobytes(), -(-rows.shape[1] // 8)
+    return [int.from_bytes(packed[start : start + size], "little") for start in range(0, len(packed), size)]
+
+
 @lru_cache(maxsize=65536)
 def row_list(rows: Rows) -> tuple[int, ...]:
     """The rows of a set in ascending order."""

@@ -6,7 +6,7 @@ without a forward.
 """
 
 import logging
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -110,11 +110,7 @@ class StepsaverLM(LM):
         answers, open_requests = self._known_answers(requests, "generation")
         groups: dict[GenerationParameters, list[GenerationJob]] = defaultdict(list)
         for index, key, digest, (text, keywords) in open_requests:
-            parameters = read_parameters(
-                keywords,
-                default_new_tokens=self.settings.default_new_tokens,
-                token_limit=self.settings.token_limit,
-            )
+            parameters = self._parameters(keywords)
             prompt = self._fit(self.text_tokenizer.encode(text), after=parameters.max_new_tokens, what=str(key))
             groups[parameters].append(GenerationJob(index, key, digest, prompt))
         self._notice_cuts([job.prompt for jobs in groups.values() for job in jobs])
@@ -136,6 +132,14 @@ class StepsaverLM(LM):
         records = self._score(requests, hidden=disable_tqdm)
         return [_loglikelihood(record) for record in records]
 
+    def check_requests(self, requests: Sequence[Instance]) -> None:
+        """Refuses requests that leave no room for a prompt. Nothing is run."""
+        for key, request in _keyed(requests):
+            if request.request_type == "generate_until":
+                self._fit((), after=self._parameters(request.args[1]).max_new_tokens, what=str(key))
+            else:
+                deque(self._windows_of(request.request_type)(key, *request.args), maxlen=0)
+
     def scored_lengths(self, requests: list[Instance]) -> list[ScoredLengths]:
         """The lengths that log-likelihood requests have for the engine. Nothing is run."""
         windows = (
@@ -144,6 +148,12 @@ class StepsaverLM(LM):
             for window in self._windows_of(request.request_type)(key, *request.args)
         )
         return [ScoredLengths(len(window.context.ids), len(window.continuation)) for window in windows]
+
+    def _parameters(self, keywords: dict[str, Any]) -> GenerationParameters:
+        settings = self.settings
+        return read_parameters(
+            keywords, default_new_tokens=settings.default_new_tokens, token_limit=settings.token_limit
+        )
 
     def _windows_of(self, kind: str) -> Callable[..., Iterable[Window]]:
         return self._rolling_windows if kind == "loglikelihood_rolling" else self._pair_windows

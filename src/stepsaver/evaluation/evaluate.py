@@ -5,15 +5,20 @@ Its request cache is never used: its key is the prompt alone, so two configs wou
 
 import random
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate
+from lm_eval.utils import env as templates
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.task_loading import LoadedTask
+
+# The harness compiles its templates anew for every document, which takes most of the time that scoring takes.
+templates.from_string = lru_cache(maxsize=256)(templates.from_string)
 
 RANDOM_SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234  # lm-eval's own; some tasks use the global generators
 

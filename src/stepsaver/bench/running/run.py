@@ -12,7 +12,7 @@ from stepsaver.bench.experiment.configs import ConfigSpec
 from stepsaver.bench.experiment.folders import results_folder
 from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.results.locks import exclusive, merging
-from stepsaver.bench.results.stored_costs import store_row_costs
+from stepsaver.bench.results.stored_costs import read_row_costs, store_row_costs
 from stepsaver.bench.running.cell_run import Opening, Progress, open_cells, run_missing
 from stepsaver.bench.running.equal import find_equal
 from stepsaver.bench.running.repeat import repeat_disturbed
@@ -117,6 +117,7 @@ def _run_task(shard: Shard, task_run: TaskRun, progress: Progress) -> bool:
     share, results = shard.share, shard.results
     configs = with_baselines(shard.experiment, shard.request.configs)
     forced = frozenset(config.name for config in shard.request.configs) if shard.request.force else frozenset[str]()
+    read_row_costs(results / task_run.folder_name)  # what cannot be read shows before anything is set aside
     with merging(results):
         cells = open_cells(task_run, configs, results, Opening(share.label, forced))
     _say(note for cell in cells.values() for note in cell.stored.notes)

@@ -62,8 +62,9 @@ class TaskRun:
 
 
 def prepare_task(experiment: Experiment, session: Session, task: LoadedTask, limit: int | None) -> TaskRun:
-    """Divides the requests that the harness makes for a task into chunks; nothing is run."""
+    """Divides the requests that the harness makes for a task into chunks, and refuses those that cannot be run."""
     baseline = experiment.config(experiment.spec.baseline)
     lm = ConfigRunner(session, experiment, baseline, task.path).lm
     chunks = tuple(make_chunks(lm, task, EvaluationOptions(limit=limit), experiment.spec.chunk_samples))
+    lm.check_requests([request for chunk in chunks for request in chunk.requests])
     return TaskRun(experiment, session, task, limit, chunks, data_hash(chunks))

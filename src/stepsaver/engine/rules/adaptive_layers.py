@@ -6,7 +6,7 @@ from typing import ClassVar
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import LayerRows, StepPlan
-from stepsaver.engine.rows import row_set
+from stepsaver.engine.rows import row_sets
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.tuned import not_tuned, tuned
@@ -67,11 +67,10 @@ class AdaptiveLayers(Rule):
 
     def narrow_after_probe(self, plan: StepPlan, view: StepView, layer: int) -> StepPlan:
         calm = (view.drift_since_run < self.threshold) & (view.drift >= 0)
-        layers = list(plan.layers)
-        for index in range(self.probe, view.layers):
-            fit = calm & (view.stamps.attention[index] == view.tokens) & (view.stamps.mlp[index] == view.tokens)
-            fit &= (view.ages.attention[index] < self.max_age) & (view.ages.mlp[index] < self.max_age)
-            rows = row_set(fit)
-            each = layers[index]
-            layers[index] = LayerRows(each.attention & ~rows, each.keys_values, each.mlp & ~rows)
-        return replace(plan, layers=tuple(layers))
+        stamps, ages = view.stamps.parts[::2, self.probe :], view.ages.parts[:, self.probe :]  # attention and MLP
+        fit = calm & ((stamps == view.tokens) & (ages < self.max_age)).all(axis=0)
+        rest = (
+            LayerRows(each.attention & ~rows, each.keys_values, each.mlp & ~rows)
+            for each, rows in zip(plan.layers[self.probe :], row_sets(fit), strict=True)
+        )
+        return replace(plan, layers=(*plan.layers[: self.probe], *rest))

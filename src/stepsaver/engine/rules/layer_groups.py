@@ -36,6 +36,8 @@ def layer_group(text: str, layers: int) -> frozenset[int]:
     }
     if text in starts:
         start, count = starts[text]
+        if not count:
+            raise UsageError(f"layers {text!r}: a model of {layers} layer{'s' * (layers > 1)} has no thirds")
         return frozenset(range(start, min(start + count, layers)))
     return _explicit(text, layers)
 

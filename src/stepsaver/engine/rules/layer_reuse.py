@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import LayerRows, StepPlan, empty_plan
-from stepsaver.engine.rows import Rows, row_set
+from stepsaver.engine.rows import Rows, row_set, row_sets
 from stepsaver.engine.rules.layer_groups import check_group_name, layer_group
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
@@ -96,7 +96,7 @@ class LayerReuse(Rule):
             fit &= (view.stamps.attention[group] == view.tokens) & (view.ages.attention[group] < self.k - 1)
         if (fit[1:] == fit[:-1]).all():  # true of most steps: layers of a group run and reuse the same rows
             return (row_set(fit[0]),) * len(group)
-        return tuple(map(row_set, fit))
+        return tuple(row_sets(fit))
 
 
 @lru_cache(maxsize=65536)
