@@ -108,3 +108,10 @@ def summary(**changes: Any) -> Summary:
 
 def timing(chunk: int, *, session: str = "s", **changes: Any) -> Timing:
     return Timing.model_validate({"chunk": chunk, "session": session} | TIMING | changes)
+
+
+def kinds(**steps: int) -> dict[str, dict[str, float]]:
+    """Kinds of steps that cost nothing, by how many there are of each."""
+    return {
+        kind: {"steps": count, "row_layers": 0, "row_layers_reused": 0, "flops": 0.0} for kind, count in steps.items()
+    }

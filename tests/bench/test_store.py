@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from stepsaver.bench.results import durable
 from stepsaver.bench.results.locks import exclusive
@@ -225,3 +226,13 @@ def fill(path: Path, pages_left: int) -> None:
                 stream.write(b"z" * page)
         except OSError:
             stream.truncate(max(0, stream.tell() // page - pages_left) * page)
+
+
+@pytest.mark.parametrize("missing", ["steps", "row_layers", "row_layers_reused", "flops"])
+def test_a_kind_of_step_has_all_its_figures(missing: str) -> None:
+    """A summary or trace that lacks one is damaged, and no page is made of it."""
+    figures = {"steps": 1, "row_layers": 2, "row_layers_reused": 0, "flops": 3.0}
+    assert timing(0, by_kind={"full": figures}).by_kind["full"]["flops"] == 3
+    del figures[missing]
+    with pytest.raises(ValidationError, match=f"a kind of step lacks {missing}"):
+        timing(0, by_kind={"full": figures})

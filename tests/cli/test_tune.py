@@ -108,6 +108,38 @@ def test_a_winner_has_its_tokens_per_forward_beside_the_baselines(
     assert (out / "recipe.yaml").read_text().endswith(f"# {line}\n")
     assert read_recipe(out / "recipe.yaml").measured is not None
     assert "TPF with commits" in (out / "tuning.html").read_text()
+    # a search that does not try the winner any more still goes on from it
+    recipe = (out / "recipe.yaml").read_text()
+    singles = DeclaredSpace.singles
+    monkeypatch.setattr(DeclaredSpace, "singles", lambda space: singles(space)[1:])
+    assert main(tune(workspace, "--max-drop", "90", "--budget", "10min", "--out", str(out))) == 0
+    assert (out / "recipe.yaml").read_text() == recipe
+    assert json.loads((out / "tuning.json").read_text())["attempts"] == document["attempts"]
+
+
+def test_an_attempt_that_cannot_be_resumed_keeps_its_number(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began on fresh problems, so the next one is the second, at half the error."""
+
+    def first(space: DeclaredSpace, trials: BenchTrials, goal: Goal) -> Found:
+        name = space.singles()[0]
+        trials.run([name], 0)
+        observed = trials.observed(name)
+        assert observed is not None
+        return Found(ranked=[(name, observed)])
+
+    monkeypatch.setattr(tuning, "search", first)
+    out = tmp_path / "tuned"
+    command = tune(workspace, "--max-drop", "90", "--budget", "10min", "--out", str(out))
+    assert main(command) == 0
+    ledger = json.loads((out / "attempts.json").read_text())
+    ledger["attempts"] = [{"name": "gone", "number": 1, "problems": 8, "result": None}]
+    (out / "attempts.json").write_text(json.dumps(ledger))
+    assert main(command) == 0
+    gone, second = json.loads((out / "attempts.json").read_text())["attempts"]
+    assert (gone["name"], gone["result"]) == ("gone", None)
+    assert (second["number"], second["result"]["number"]) == (2, 2)
 
 
 @pytest.mark.parametrize(

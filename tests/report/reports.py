@@ -61,7 +61,8 @@ def summary_of(config: str, index: int, samples: int, rate: Interval, *, is_base
             "row_layers": sum(kinds.values()),
             "row_layers_reused": 300 * index,
             "by_kind": {
-                kind: {"steps": rows // 100, "row_layers": rows, "flops": 1e5 * rows} for kind, rows in kinds.items()
+                kind: {"steps": rows // 100, "row_layers": rows, "row_layers_reused": 0, "flops": 1e5 * rows}
+                for kind, rows in kinds.items()
             },
         },
         run_id=f"{index:012x}",

@@ -14,7 +14,7 @@ from tests.report.reports import made_up_experiment, made_up_task
 
 
 def summary(**changes: Any) -> Summary:
-    kinds = {"prefill": {"steps": 10}, "full": {"steps": 20}, "sub": {"steps": 30}, "commit": {"steps": 10}}
+    kinds = made_up.kinds(prefill=10, full=20, sub=30, commit=10)
     cost = made_up.SUMMARY["cost"] | {"denoising_steps": 50, "flops": 2.4e9, "by_kind": kinds} | changes.pop("cost", {})
     return made_up.summary(cost=cost, **{"tokens_before_stop": 120} | changes)
 

@@ -9,20 +9,20 @@ from stepsaver.bench.results.store import open_cell_files
 from stepsaver.commands.tune import outcome_lines
 from stepsaver.evaluation.records import InferencePath, RequestKey, RequestRecord
 from stepsaver.report.tuning_page import confirmed_parallelism, parallelism_line, tuning_page
-from tests.bench.made_up import identity, timing
+from tests.bench.made_up import identity, kinds, timing
 
-KINDS = {"prefill": {"steps": 5}, "full": {"steps": 6}, "commit": {"steps": 2}}
+KINDS = kinds(prefill=5, full=6, commit=2)
 
 
 def stored(folder: Path, chunks: int, *, steps: int, path: InferencePath = "generation") -> None:
     """Stores chunks of one text each, with 24 tokens and a stop token."""
     cell = open_cell_files(folder, identity(), "run")
-    kinds = KINDS | {"full": {"steps": steps}}
+    by_kind = KINDS | kinds(full=steps)
     for chunk in range(chunks):
         key = RequestKey("t", chunk, 0, 0)
         ids = (*range(24), 99 + chunk)
         record = RequestRecord(key, path, "d", prompt_tokens=3, tokens_cut=0, ids=ids, text="x", finish="stop")
-        cell.append_chunk(chunk, [record], timing(chunk, denoising_steps=steps, by_kind=kinds))
+        cell.append_chunk(chunk, [record], timing(chunk, denoising_steps=steps, by_kind=by_kind))
 
 
 def document(**changes: Any) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.results.locks import exclusive
     from stepsaver.bench.running.session import open_session
     from stepsaver.bench.tuning.ledger import Ledger
-    from stepsaver.bench.tuning.tuning import Tuning, write_experiment
+    from stepsaver.bench.tuning.tuning import Tuning, with_stored_configs, write_experiment
 
     aim = _aim(options)
     if options.jobs != "local":
@@ -80,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
     with exclusive(experiment.folder.resolve() / "results"):
         session = open_session(experiment, model_name=options.model)
         problems = _problems(options, experiment, session, tasks, prompts)
+        experiment = with_stored_configs(experiment)
         write_experiment(experiment)
         with budget_progress("tuning", aim.budget) as report:
             tuning = Tuning(experiment, session, problems, aim, report)

@@ -133,11 +133,12 @@ class StepsaverLM(LM):
         return [_loglikelihood(record) for record in records]
 
     def check_requests(self, requests: Sequence[Instance]) -> None:
-        """Refuses requests that leave no room for a prompt. Nothing is run."""
+        """Refuses requests that leave no room for a prompt. Nothing is run, and only long continuations are encoded."""
+        room = self.engine.model.config.max_positions
         for key, request in _keyed(requests):
             if request.request_type == "generate_until":
                 self._fit((), after=self._parameters(request.args[1]).max_new_tokens, what=str(key))
-            else:
+            elif len(request.args[-1].encode(errors="replace")) + 1 >= room:
                 deque(self._windows_of(request.request_type)(key, *request.args), maxlen=0)
 
     def scored_lengths(self, requests: list[Instance]) -> list[ScoredLengths]:

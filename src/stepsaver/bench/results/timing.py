@@ -1,11 +1,23 @@
 """A line of `trace.jsonl`: what running one chunk once took."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from stepsaver.bench.results.stored import Number, Stored
 
 StepCounts = list[list[Any]]  # per group of equal steps: how many, the sum of their contexts, then their fields
-Kinds = dict[str, dict[str, Number]]  # by kind of step, what it cost
+KIND_FIGURES = ("steps", "row_layers", "row_layers_reused", "flops")
+
+
+def _complete(figures: dict[str, Number]) -> dict[str, Number]:
+    missing = [name for name in KIND_FIGURES if name not in figures]
+    if missing:
+        raise ValueError(f"a kind of step lacks {', '.join(missing)}")
+    return figures
+
+
+Kinds = dict[str, Annotated[dict[str, Number], AfterValidator(_complete)]]  # by kind of step, what it cost
 
 
 class Timing(Stored):

@@ -62,9 +62,17 @@ class TaskRun:
 
 
 def prepare_task(experiment: Experiment, session: Session, task: LoadedTask, limit: int | None) -> TaskRun:
-    """Divides the requests that the harness makes for a task into chunks, and refuses those that cannot be run."""
+    """Divides the requests that the harness makes for a task into chunks; nothing is run."""
     baseline = experiment.config(experiment.spec.baseline)
     lm = ConfigRunner(session, experiment, baseline, task.path).lm
     chunks = tuple(make_chunks(lm, task, EvaluationOptions(limit=limit), experiment.spec.chunk_samples))
+    return checked_task_run(experiment, session, task, limit, chunks)
+
+
+def checked_task_run(
+    experiment: Experiment, session: Session, task: LoadedTask, limit: int | None, chunks: tuple[Chunk, ...]
+) -> TaskRun:
+    """Refuses requests that the model has no room for, before a stored result is opened or set aside."""
+    lm = ConfigRunner(session, experiment, experiment.config(experiment.spec.baseline), task.path).lm
     lm.check_requests([request for chunk in chunks for request in chunk.requests])
     return TaskRun(experiment, session, task, limit, chunks, data_hash(chunks))

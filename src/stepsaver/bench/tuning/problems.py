@@ -10,9 +10,9 @@ from lm_eval.api.instance import Instance
 
 from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.running.cell_run import CellRun
-from stepsaver.bench.running.chunks import Chunk, SampleKey, data_hash
+from stepsaver.bench.running.chunks import Chunk, SampleKey
 from stepsaver.bench.running.session import Session
-from stepsaver.bench.running.task_run import TaskRun, prepare_task
+from stepsaver.bench.running.task_run import TaskRun, checked_task_run, prepare_task
 from stepsaver.bench.tuning.agreement import agreement, how_compared
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.answer_values import answer_values
@@ -100,7 +100,7 @@ def prompt_problems(
     )
     stub = SimpleNamespace(config=SimpleNamespace(num_fewshot=0))
     task = LoadedTask(name, "generation", f"agreement,{how_compared(pattern)}", (), False, {"tasks": {name: stub}})
-    task_run = TaskRun(experiment, session, task, None, chunks, data_hash(chunks))
+    task_run = checked_task_run(experiment, session, task, None, chunks)
     return _divided(Problems(task_run, chunks, "agreement", pattern))
 
 

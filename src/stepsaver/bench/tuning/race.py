@@ -51,9 +51,9 @@ class Observed:
 
         Only what lies so many deviations below zero is none.
         """
-        beyond = min(self.drop + deviations * self.deviation, 0.0)
-        if self.drop >= beyond:
+        if self.drop >= 0:
             return self
+        beyond = min(self.drop + deviations * self.deviation, 0.0) if self.deviation else 0.0
         half = (self.lost + self.won) / 2
         return replace(self, lost=half + beyond * self.problems / 2, won=half - beyond * self.problems / 2)
 

@@ -126,12 +126,14 @@ def _try_singles(space: Space, trials: Trials, found: Found, goal: Goal, *, unti
 def _promising_kinds_first(
     waiting: Sequence[str], space: Space, known: Mapping[str, Observed], goal: Goal
 ) -> list[str]:
-    """Returns those of kinds that were not tried yet, then the rest, by the best that was seen of their kind."""
+    """Returns one of every kind that was not tried yet, then the rest, by the best that was seen of their kind."""
     best: dict[Hashable, float] = {}
     for name, observed in known.items():
         kind = space.kind(name)
         best[kind] = max(best.get(kind, -inf), goal.expected_gain(observed, caution=0.0))
-    return sorted(waiting, key=lambda name: -best.get(space.kind(name), inf))
+    first = {space.kind(name): name for name in reversed(waiting) if space.kind(name) not in best}
+    promise = {name: inf if name in first.values() else best.get(space.kind(name), -inf) for name in waiting}
+    return sorted(waiting, key=lambda name: -promise[name])
 
 
 def _try_once(names: Sequence[str], trials: Trials, found: Found, *, until: float) -> list[str]:

@@ -10,7 +10,7 @@ import yaml
 
 from stepsaver.bench.calibration import calibrate
 from stepsaver.bench.experiment.configs import ConfigSpec
-from stepsaver.bench.experiment.reading import FILE
+from stepsaver.bench.experiment.reading import FILE, read_experiment
 from stepsaver.bench.experiment.spec import Experiment
 from stepsaver.bench.machine.facts import device_name
 from stepsaver.bench.results.durable import write_beside
@@ -52,7 +52,6 @@ class Outcome:
     found: Found
     attempts: list[Attempt]
     observed: dict[str, Observed] = field(default_factory=dict)  # on the search's problems
-    winner: Candidate | None = None
     recipe: Recipe | None = None
     sentence: str = ""
     seconds: float = 0.0
@@ -88,7 +87,6 @@ class Tuning:
         outcome.observed = {name: each for name in self.space.known if (each := trials.observed(name))}
         confirmed = next((each for each in outcome.attempts if each.outcome == "confirmed"), None)
         if confirmed is not None:
-            outcome.winner = self.space.known.get(confirmed.name)
             outcome.recipe = self._recipe(confirmed)
         outcome.sentence = self._sentence(outcome, trials)
         outcome.seconds = time.monotonic() - self.started
@@ -146,15 +144,15 @@ class Tuning:
         trials = self._trials(self.problems.fresh, self.started + self.aim.budget)
         done = {attempt.name for attempt in ledger.attempts}
         ranked = [each for each in found.ranked if each[0] not in done]
-        if ledger.unfinished is not None:
-            begun = ledger.unfinished.name
-            ranked.sort(key=lambda each: each[0] != begun)
+        begun = ledger.unfinished.name if ledger.unfinished else None
+        ranked.sort(key=lambda each: each[0] != begun)
+        is_resumed = bool(ranked) and ranked[0][0] == begun
 
         def trial(name: str, number: int, problems: int) -> Observed | None:
             size = len(trials.problems.chunks[0].samples)
             affordable = self._affordable(trials, name)
             least = least_problems(self.aim.limit, confidence_of(number, self.aim.confidence))
-            if min(problems, affordable) < least and ledger.unfinished is None:
+            if min(problems, affordable) < least and name != begun:
                 return None
             wanted = ledger.begin(name, number, min(problems, affordable))
             chunks = min(trials.chunks, -(-wanted // size))
@@ -168,7 +166,7 @@ class Tuning:
             limit=self.aim.limit,
             confidence=self.aim.confidence,
             most_problems=self.problems.fresh.count,
-            attempts_before=len(done),
+            attempts_before=len(ledger.entries) - is_resumed,
         ):
             ledger.end(attempt)
             yield attempt
@@ -255,6 +253,18 @@ def config_of(candidate: Candidate) -> ConfigSpec:
         sub_block_size=candidate.value("sub"),
         join=candidate.value("join"),
     )
+
+
+def with_stored_configs(experiment: Experiment) -> Experiment:
+    """Returns the experiment with the candidates that its folder has from before. A search of another version may not
+    try them any more, but one of them may be the winner.
+    """
+    try:
+        stored = read_experiment(experiment.folder).configs
+    except (UsageError, OSError):  # none, or it is damaged: it is written anew
+        return experiment
+    known = {config.name for config in experiment.configs}
+    return replace(experiment, configs=(*experiment.configs, *(each for each in stored if each.name not in known)))
 
 
 def write_experiment(experiment: Experiment) -> None:

@@ -103,12 +103,13 @@ def _speed_up(cell: CellEvidence, baseline: CellEvidence) -> Iterator[Finding]:
     if ours is None or theirs is None or _agree(ours, theirs, up):
         return
     together = {each.key for each in cell.counting}
-    beside = median_rate([each for each in baseline.counting if each.key in together])
+    paired = [each for each in baseline.counting if each.key in together]
+    beside = median_rate(paired)
     said = (
         f"{cell.name} and {baseline.name} have {ours.value:.0f} and {theirs.value:.0f} tokens/s "
         f"beside a speed-up of {up.value:.2f} [{up.low:.2f}, {up.high:.2f}]"
     )
-    if len(together) < len(baseline.counting) and beside is not None and _agree(ours, beside, up):
+    if len(paired) < len(baseline.counting) and beside is not None and _agree(ours, beside, up):
         yield Finding(
             "remark",
             "rates",
