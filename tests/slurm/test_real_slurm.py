@@ -19,7 +19,7 @@ from tests.test_architecture import ROOT
 
 pytestmark = pytest.mark.slurm
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel")
-LIMIT, CHUNK, SHARDS, CONFIGS = 32, 4, 2, 9
+LIMIT, CHUNK, SHARDS, CONFIGS = 96, 4, 2, 9  # enough chunks that a signal arrives in their midst
 
 
 @pytest.fixture(scope="module")
