@@ -29,7 +29,9 @@ def experiment(tmp_path: Path) -> Path:
 )
 def test_a_stopped_run_says_what_is_kept(experiment: Path, sent: signal.Signals, code: int, word: str) -> None:
     command = [sys.executable, "-m", "stepsaver", "run", "tiny", "--limit", "400"]
-    with subprocess.Popen(command, cwd=experiment.parent.parent, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=experiment.parent.parent, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_interrupts
+    ) as process:
         folder = experiment / "results" / "mini_ifeval_limit_400"
         _wait_for_chunk(folder, process)
         os.kill(process.pid, sent)
@@ -40,6 +42,11 @@ def test_a_stopped_run_says_what_is_kept(experiment: Path, sent: signal.Signals,
     stored = [path.read_bytes().splitlines() for path in folder.glob("*/samples.jsonl")]
     assert any(stored), "the chunk that was finished"
     assert all(json.loads(lines[-1]) for lines in stored if lines)
+
+
+def _heed_interrupts() -> None:
+    """A suite that a shell runs in the background ignores Ctrl-C, and hands that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait_for_chunk(folder: Path, process: "subprocess.Popen[str]") -> None:
