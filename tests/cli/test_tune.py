@@ -79,23 +79,25 @@ def test_a_tuning_says_what_it_came_to_and_goes_on_from_what_is_stored(
     assert main(["status", str(tmp_path / "tuned")]) == 0
 
 
+def first_single(space: DeclaredSpace, trials: BenchTrials, goal: Goal) -> Found:
+    """A search that finds the first candidate, whatever was timed."""
+    name = space.singles()[0]
+    trials.run([name], 0)
+    observed = trials.observed(name)
+    assert observed is not None
+    return Found(ranked=[(name, observed)])
+
+
 def test_a_winner_has_its_tokens_per_forward_beside_the_baselines(
     workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first candidate wins here, whatever was timed."""
 
-    def first(space: DeclaredSpace, trials: BenchTrials, goal: Goal) -> Found:
-        name = space.singles()[0]
-        trials.run([name], 0)
-        observed = trials.observed(name)
-        assert observed is not None
-        return Found(ranked=[(name, observed)])
-
     def won(name: str, number: int, observed: Observed, **more: float) -> confirm.Attempt:
         return replace(judged(name, number, observed, **more), outcome="confirmed")
 
     judged = confirm.judged
-    monkeypatch.setattr(tuning, "search", first)
+    monkeypatch.setattr(tuning, "search", first_single)
     monkeypatch.setattr(confirm, "judged", won)
     out = tmp_path / "tuned"
     assert main(tune(workspace, "--max-drop", "90", "--budget", "10min", "--out", str(out))) == 0
@@ -122,14 +124,7 @@ def test_an_attempt_that_cannot_be_resumed_keeps_its_number(
 ) -> None:
     """It began on fresh problems, so the next one is the second, at half the error."""
 
-    def first(space: DeclaredSpace, trials: BenchTrials, goal: Goal) -> Found:
-        name = space.singles()[0]
-        trials.run([name], 0)
-        observed = trials.observed(name)
-        assert observed is not None
-        return Found(ranked=[(name, observed)])
-
-    monkeypatch.setattr(tuning, "search", first)
+    monkeypatch.setattr(tuning, "search", first_single)
     out = tmp_path / "tuned"
     command = tune(workspace, "--max-drop", "90", "--budget", "10min", "--out", str(out))
     assert main(command) == 0
