@@ -80,8 +80,9 @@ class RowCosts:
         seconds = np.array([self.whole_forward(each) for each in self.rows]) + self.tick + self.sample
         terms = np.stack([1 / seconds, rows / seconds], axis=1)
         fixed, each_row = np.linalg.lstsq(terms, np.ones(len(rows)), rcond=None)[0]
-        if len(rows) < 2 or each_row <= 0:
-            return float(self.rows[-1])
+        most = float(self.rows[-1])
+        if len(rows) < 2 or each_row <= 1e-9 * fixed:  # a slope of 0 comes out as 1e-16 on some machines
+            return most
         return float(2 ** round(log2(max(fixed / each_row, 1.0))))
 
     def whole_forward(self, rows: float) -> float:
