@@ -157,6 +157,17 @@ def test_requests_that_show_the_same_rows_share_their_one_forward(tiny_model: Tr
         assert score.is_greedy == alone.is_greedy
 
 
+@pytest.mark.parametrize("estimator", ["reference", "autoregressive"])
+@pytest.mark.parametrize("rule", ["layer_reuse:layers=all,k=2", "adaptive_layers:probe=1,threshold=0.5"])
+def test_rules_that_keep_deltas_change_no_score_of_one_forward(
+    tiny_model: Transformer, estimator: str, rule: str
+) -> None:
+    """A context is longer than the deltas of a block."""
+    requests = [(tuple(range(3, 6 + 5 * count)), (7, 9, 11)[: 1 + count % 3]) for count in range(1, 10)]
+    plain = scored(engine_of(tiny_model, batch_size=2), requests, estimator=estimator)
+    assert scored(engine_of(tiny_model, batch_size=2, rules=(rule,)), requests, estimator=estimator) == plain
+
+
 def prepared(request: tuple, engine: Engine, estimator: str) -> object:
     return IN_ONE_FORWARD[estimator](ScoreRequest(*request), engine.decoding).shown  # type: ignore[index]
 

@@ -187,7 +187,7 @@ class Engine:
     def _score_once(self, requests: list[ScoreRequest], prepare: Prepare, trace: Trace) -> Iterator[Score]:
         longest = max(len(each.context_ids) + len(each.continuation_ids) + 1 for each in requests)
         slots = min(self.batch_size, len(requests))
-        memory = self._memory(slots, longest)
+        memory = self._memory(slots, longest)._replace(deltas=None)  # they have room for one block, not for a context
         trace.cache_bytes, trace.slots = memory.cache.bytes, slots
         forwards = forwards_of(requests, prepare, self.decoding)
         for start in range(0, len(forwards), self.batch_size):

@@ -175,6 +175,7 @@ class Packer:
             return self._nothing
         if parts not in self._delta_indices:
             size = self.deltas.block_size
+            assert all(part.bit_length() <= size for part in parts), "deltas have room for one block"
             index = [step.slot * size + row_index(part) for step, part in zip(steps, parts, strict=True)]
             self._delta_indices[parts] = _tensor(np.concatenate(index), self.device)
         return self._delta_indices[parts]
