@@ -29,7 +29,6 @@ CALLS: dict[str, list[list[str]]] = {
     "verdict": [["verdict", "tiny", "--limit", "2"]],
     "audit": [["audit", "tiny", "--limit", "2"]],
     "report": [["report", "tiny", "--limit", "2"], ["report"]],
-    "foresee": [["foresee", "tiny", "--limit", "2", "--on", "here,rtx6000"]],
     "discard": [["discard", "tiny", "--limit", "2", "--why", "so"]],
     "new": [["new", "x"]],
     "train": [TRAIN],
