@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stepsaver.bench.machine.measure_rows import measure_row_costs
+from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.engine.cost import ceiling, predicted_speed_up
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer

@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import torch
 
-from stepsaver.bench.machine.measure_rows import measure_row_costs
 from stepsaver.bench.machine.measurement import store_measurement
 from stepsaver.bench.machine.shapes import SHAPES
 from stepsaver.bench.machine.speed import decode_once, random_prompts, spread
+from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.engine.cost import ceiling, predicted_speed_up
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from stepsaver.bench.results.run_document import Identity
-from stepsaver.bench.results.summary import Summary
-from stepsaver.bench.results.timing import Timing
+from stepsaver.bench.documents import Identity, Summary, Timing
 
 IDENTITY: dict[str, Any] = {
     "model": "abc",

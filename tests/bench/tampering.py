@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from stepsaver.bench.results.chain import SUM, first_line, seal, seal_document
+from stepsaver.bench.checksums import SUM, first_line, seal, seal_document
 
 Lines = list[dict]
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from stepsaver.bench.audit import audit, read_evidence
-from stepsaver.bench.experiment.conditions import Criterion, Success
-from stepsaver.bench.experiment.reading import read_experiment
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.judging.pairs import confirmation_p
-from stepsaver.bench.judging.verdict import judge
-from stepsaver.bench.running.run import RunRequest, with_baselines
+from stepsaver.bench.experiment import Criterion, Experiment, Success
+from stepsaver.bench.experiment_file import read_experiment
+from stepsaver.bench.run import RunRequest, with_baselines
+from stepsaver.bench.timings import confirmation_p
+from stepsaver.bench.verdict import judge
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.experiment_page import experiment_page

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepsaver.bench.machine.facts import device_name, job_id, machine_facts
+from stepsaver.bench.identity import device_name, job_id, machine_facts
 from stepsaver.evaluation.model_source import hub_revision
 
 

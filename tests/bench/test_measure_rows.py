@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepsaver.bench.machine import measure_rows
-from stepsaver.bench.machine.measure_rows import measure_row_costs
-from stepsaver.bench.results.stored_costs import ROW_COSTS, read_row_costs, store_row_costs
+from stepsaver.bench import measure_rows
+from stepsaver.bench.measure_rows import measure_row_costs
+from stepsaver.bench.stored_costs import ROW_COSTS, read_row_costs, store_row_costs
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.packing import Step
 from stepsaver.engine.row_costs import RowCosts

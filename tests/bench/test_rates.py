@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from stepsaver.bench import run as run_module
 from stepsaver.bench.audit.checks.rates import _pooled_time, _speed_up
 from stepsaver.bench.audit.evidence import CellEvidence
-from stepsaver.bench.experiment.folders import find_experiment
-from stepsaver.bench.judging.rates import median_rate, slow_chunks
-from stepsaver.bench.results.timing import Timing
-from stepsaver.bench.running import run as run_module
-from stepsaver.bench.running.config_runner import ConfigRunner
+from stepsaver.bench.documents import Timing
+from stepsaver.bench.folders import find_experiment
+from stepsaver.bench.session import ConfigRunner
+from stepsaver.bench.timings import median_rate, slow_chunks
 from stepsaver.cli import main
 from stepsaver.report.cells import read_report_task
 from stepsaver.report.documents import without_documents

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stepsaver.bench.experiment.folders import find_experiment
-from stepsaver.bench.experiment.reading import read_experiment
+from stepsaver.bench.experiment_file import read_experiment
+from stepsaver.bench.folders import find_experiment
 from stepsaver.evaluation.task_registry import find_declaration
 
 NAMES = ("10_fast_dllm_v2_7b", "11_fast_dllm_v2_7b_batch_16")

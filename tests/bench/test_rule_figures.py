@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepsaver.bench.judging.rule_figures import figures_of, stored_figures
+from stepsaver.bench.rule_figures import figures_of, stored_figures
 from stepsaver.cli import main
 from tests.bench.made_up import SUMMARY, summary
 from tests.test_architecture import ROOT

@@ -17,14 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepsaver.bench.experiment.configs import ConfigSpec
-from stepsaver.bench.experiment.reading import read_experiment
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.results.stored_costs import ROW_COSTS, read_row_costs
-from stepsaver.bench.running import run as run_module
-from stepsaver.bench.running import session as session_module
-from stepsaver.bench.running.config_runner import ConfigRunner
-from stepsaver.bench.running.session import Session
+from stepsaver.bench import run as run_module
+from stepsaver.bench import session as session_module
+from stepsaver.bench.experiment import ConfigSpec, Experiment
+from stepsaver.bench.experiment_file import read_experiment
+from stepsaver.bench.session import ConfigRunner, Session
+from stepsaver.bench.stored_costs import ROW_COSTS, read_row_costs
 from stepsaver.cli import main
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError

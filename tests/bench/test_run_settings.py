@@ -123,7 +123,7 @@ def test_any_task_of_lm_eval_runs_if_its_metric_is_named(
     assert found["eval_params"]["num_fewshot"] == 2
     page = ["report", str(experiment), "--task", "gsm8k_cot", "--limit", "2", "--data-dir", str(data)]
     assert main(page) == 0
-    from stepsaver.bench.experiment.folders import find_experiment
+    from stepsaver.bench.folders import find_experiment
     from stepsaver.report.reading import read_stored_task
 
     asked = find_experiment(str(experiment))

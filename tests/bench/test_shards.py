@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepsaver.bench.experiment.folders import find_experiment
-from stepsaver.bench.results.store import open_cell_files, read_cell_files
-from stepsaver.bench.results.stored_costs import ROW_COSTS
-from stepsaver.bench.running import shards, task_run
-from stepsaver.bench.running.run import RunRequest, Shard, make_shards, prepare
-from stepsaver.bench.running.shards import Share, merge, merge_what_was_left
+from stepsaver.bench import session as task_run
+from stepsaver.bench import shards
+from stepsaver.bench.folders import find_experiment
+from stepsaver.bench.run import RunRequest, Shard, make_shards, prepare
+from stepsaver.bench.shards import Share, merge, merge_what_was_left
+from stepsaver.bench.store import open_cell_files, read_cell_files
+from stepsaver.bench.stored_costs import ROW_COSTS
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
 from tests.bench.made_up import identity, timing

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from stepsaver.bench.experiment.conditions import Condition
-from stepsaver.bench.experiment.folders import experiment_names, find_experiment
-from stepsaver.bench.experiment.reading import read_experiment
-from stepsaver.bench.experiment.template import FILES
+from stepsaver.bench.experiment import Condition
+from stepsaver.bench.experiment_file import read_experiment
+from stepsaver.bench.folders import experiment_names, find_experiment
+from stepsaver.bench.template import FILES
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
 from tests.test_architecture import ROOT

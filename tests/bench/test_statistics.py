@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepsaver.bench.experiment.conditions import Condition, Criterion, Success
-from stepsaver.bench.judging.pairs import chunk_pairs, confirmation_p, speed_ups
-from stepsaver.bench.judging.statistics import bootstrap_p, holm, median_interval, paired_drop, share_interval
-from stepsaver.bench.judging.verdict import is_control, judge
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.documents import Summary
+from stepsaver.bench.experiment import Condition, Criterion, Success
+from stepsaver.bench.statistics import bootstrap_p, holm, median_interval, paired_drop, share_interval
+from stepsaver.bench.timings import chunk_pairs, confirmation_p, speed_ups
+from stepsaver.bench.verdict import is_control, judge
 from tests.bench import made_up
 from tests.bench.made_up import timing
 

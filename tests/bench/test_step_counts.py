@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepsaver.bench.running.step_counts import count_steps, counted_ceiling
+from stepsaver.bench.step_counts import count_steps, counted_ceiling
 from stepsaver.engine.cost import ceiling
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine

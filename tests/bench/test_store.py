@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stepsaver.bench.results import durable
-from stepsaver.bench.results.locks import exclusive
-from stepsaver.bench.results.store import SAMPLES, SCORES, TRACE, CellFiles, open_cell_files, read_cell_files
+from stepsaver.bench import durable
+from stepsaver.bench.durable import exclusive
+from stepsaver.bench.store import SAMPLES, SCORES, TRACE, CellFiles, open_cell_files, read_cell_files
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.evaluate import DocumentScore
 from stepsaver.evaluation.records import RequestKey, RequestRecord

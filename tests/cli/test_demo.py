@@ -1,10 +1,9 @@
 """The sentence at the end of the demonstration: made from the figures, whatever they are."""
 
-from stepsaver.bench.experiment.conditions import Condition
-from stepsaver.bench.experiment.configs import ConfigSpec
-from stepsaver.bench.experiment.folders import find_experiment
-from stepsaver.bench.judging.statistics import Interval
-from stepsaver.bench.judging.verdict import ConfigVerdict
+from stepsaver.bench.experiment import Condition, ConfigSpec
+from stepsaver.bench.folders import find_experiment
+from stepsaver.bench.statistics import Interval
+from stepsaver.bench.verdict import ConfigVerdict
 from stepsaver.commands.demo import WAYS_THAT_PAY, advice, ways_that_pay
 
 WANTED = Condition.parse("< 5")

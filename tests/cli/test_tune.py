@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepsaver.bench.machine import measure_rows
+from stepsaver.bench import measure_rows
 from stepsaver.bench.tuning import confirm, tuning
 from stepsaver.bench.tuning.race import Goal, Observed
 from stepsaver.bench.tuning.search import Found

@@ -7,9 +7,8 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from stepsaver.bench.experiment.configs import ConfigSpec
-from stepsaver.bench.experiment.spec import ExperimentSpec
-from stepsaver.bench.results.chain import SUM, seal_document
+from stepsaver.bench.checksums import SUM, seal_document
+from stepsaver.bench.experiment import ConfigSpec, ExperimentSpec
 from stepsaver.engine.joins import JOINS
 from tests.fuzz.damage import as_json, spoiled, values
 from tests.fuzz.files import damaged, documents

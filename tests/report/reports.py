@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stepsaver.bench.audit import Finding
-from stepsaver.bench.experiment.reading import read_experiment
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.judging.statistics import Interval, median_interval
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.documents import Summary
+from stepsaver.bench.experiment import Experiment
+from stepsaver.bench.experiment_file import read_experiment
+from stepsaver.bench.statistics import Interval, median_interval
 from stepsaver.evaluation.records import RequestKey, RequestRecord
 from stepsaver.report.cells import Details, ReportCell, ReportTask
 from stepsaver.report.documents import Document, DocumentKey, TaskDocuments

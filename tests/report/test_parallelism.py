@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.documents import Summary
 from stepsaver.report.parallelism import accuracy_under_parallelism, parallelism_blocks, parallelism_of
 from tests.bench import made_up
 from tests.report.reports import made_up_experiment, made_up_task

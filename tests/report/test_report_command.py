@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stepsaver.bench.experiment.folders import find_experiment
-from stepsaver.bench.results.stored_costs import read_row_costs
+from stepsaver.bench.folders import find_experiment
+from stepsaver.bench.stored_costs import read_row_costs
 from stepsaver.cli import main
 from stepsaver.commands.demo import WAYS_THAT_PAY
 from stepsaver.report.documents import read_documents

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stepsaver.bench.audit import Finding
-from stepsaver.bench.experiment.folders import find_experiment
-from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.experiment import Experiment
+from stepsaver.bench.folders import find_experiment
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportCell
 from stepsaver.report.experiment_page import experiment_page

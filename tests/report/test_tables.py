@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepsaver.bench.experiment.reading import read_experiment
+from stepsaver.bench.experiment_file import read_experiment
 from stepsaver.report.experiment_log import log_entry
 from stepsaver.report.tables import complete_columns, complete_rows
 from tests.report.reports import EXPERIMENT, made_up_experiment, made_up_task

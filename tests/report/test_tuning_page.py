@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepsaver.bench.results.store import open_cell_files
+from stepsaver.bench.store import open_cell_files
 from stepsaver.commands.tune import outcome_lines
 from stepsaver.evaluation.records import InferencePath, RequestKey, RequestRecord
 from stepsaver.report.tuning_page import confirmed_parallelism, parallelism_line, tuning_page

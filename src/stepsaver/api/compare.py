@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import pandas
 
     from stepsaver.bench.audit import Finding
-    from stepsaver.bench.experiment.spec import Experiment
-    from stepsaver.bench.judging.statistics import Interval
-    from stepsaver.bench.judging.verdict import Verdict
+    from stepsaver.bench.experiment import Experiment
+    from stepsaver.bench.statistics import Interval
+    from stepsaver.bench.verdict import Verdict
     from stepsaver.report.cells import ReportTask
 
 Config = Rules | Mapping[str, Any]  # rules alone, or fields of a config as in `experiment.yaml`
@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def configs(self) -> tuple[ComparedConfig, ...]:
-        from stepsaver.bench.judging.statistics import Interval
+        from stepsaver.bench.statistics import Interval
 
         outcomes = {each.config: each.outcome for each in self.verdict.configs}
         return tuple(
@@ -102,7 +102,7 @@ class Comparison:
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page with the accuracy-speed figure, all tables and the answers side by side. Returns its path."""
         with named_parts():
-            from stepsaver.bench.results.durable import write_beside
+            from stepsaver.bench.durable import write_beside
             from stepsaver.report.experiment_page import experiment_page
         task = _read(self._experiment, self._name, self._limit, with_documents=True)
         write_beside(Path(path), experiment_page(self._experiment, [task]))
@@ -131,8 +131,8 @@ def compare(
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own
     with named_parts():
-        from stepsaver.bench.experiment.reading import read_experiment
-        from stepsaver.bench.running.run import RunRequest, make_shards, prepare
+        from stepsaver.bench.experiment_file import read_experiment
+        from stepsaver.bench.run import RunRequest, make_shards, prepare
 
         if limit is not None and limit < 1:
             raise UsageError(f"limit {limit} is not positive")
@@ -161,8 +161,8 @@ def _content(
     batch_size: int | None,
 ) -> dict[str, Any]:
     """Returns the content of the experiment's file."""
-    from stepsaver.bench.experiment.spec import ExperimentSpec
-    from stepsaver.bench.judging.verdict import LEAST_CHUNKS
+    from stepsaver.bench.experiment import ExperimentSpec
+    from stepsaver.bench.verdict import LEAST_CHUNKS
 
     if not configs:
         raise UsageError("there is nothing to compare: no configs were given")
@@ -209,7 +209,7 @@ def _write_experiment(folder: Path, content: Mapping[str, Any]) -> None:
     """Writes the experiment's file, unless there is one that `compare` did not write."""
     import yaml
 
-    from stepsaver.bench.experiment.reading import FILE
+    from stepsaver.bench.experiment_file import FILE
 
     path = folder / FILE
     try:
@@ -224,7 +224,7 @@ def _write_experiment(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def _read(experiment: "Experiment", task: str, limit: int | None, *, with_documents: bool) -> "ReportTask":
-    from stepsaver.bench.experiment.folders import results_folder
+    from stepsaver.bench.folders import results_folder
     from stepsaver.report.reading import read_stored_task
 
     model = experiment.spec.model

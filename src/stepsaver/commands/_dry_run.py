@@ -5,13 +5,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepsaver.bench.running.dry_run import CellEstimate, Cost, TaskEstimate
+    from stepsaver.bench.dry_run import CellEstimate, Cost, TaskEstimate
 
 COLUMNS = ("config", "chunks", "samples", "forwards", "FLOPs", "time")
 
 
 def print_dry_run(estimates: "list[TaskEstimate]", *, shards: int, as_json: bool) -> None:
-    from stepsaver.bench.running.dry_run import total_cost
+    from stepsaver.bench.dry_run import total_cost
     from stepsaver.report.tables import plain_table
 
     if as_json:

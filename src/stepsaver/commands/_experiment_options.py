@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepsaver.bench.experiment.task_folders import task_folder
 from stepsaver.engine.errors import UsageError, shown
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")  # it becomes the name of a folder
 MOST_SAMPLES = 1 << 30
 
 if TYPE_CHECKING:
-    from stepsaver.bench.experiment.spec import Experiment
+    from stepsaver.bench.experiment import Experiment
     from stepsaver.report.cells import ReportTask
 
 
@@ -52,7 +51,7 @@ class Chosen(NamedTuple):
 
 def choose(options: argparse.Namespace, name: str | None = None) -> Chosen:
     """Returns what the flags choose of the experiment that they name, or of the one called `name`."""
-    from stepsaver.bench.experiment.folders import find_experiment
+    from stepsaver.bench.folders import find_experiment
 
     experiment = find_experiment(name or options.experiment)
     return chosen_of(experiment, chosen_tasks(options, experiment), limit=options.limit, model=options.model)
@@ -60,7 +59,7 @@ def choose(options: argparse.Namespace, name: str | None = None) -> Chosen:
 
 def chosen_of(experiment: "Experiment", tasks: Sequence[str], *, limit: int | None, model: str | None = None) -> Chosen:
     """Returns some tasks of an experiment, with its own model unless another one is named."""
-    from stepsaver.bench.experiment.folders import results_folder
+    from stepsaver.bench.folders import results_folder, task_folder
 
     if limit is not None and not 1 <= limit <= MOST_SAMPLES:
         raise UsageError(f"limit {shown(limit)} is not positive, or above {MOST_SAMPLES}")

@@ -155,7 +155,7 @@ def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
 
 def cost_document(engine: "Engine", trace: "Trace") -> dict[str, Any]:
     """Returns what was executed, summed from the records of the trace."""
-    from stepsaver.bench.machine.facts import peak_memory
+    from stepsaver.bench.identity import peak_memory
     from stepsaver.engine.cost import as_json, cost_by_kind, trace_cost
 
     config = engine.model.config

@@ -11,7 +11,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.estimators import ESTIMATORS
 
 if TYPE_CHECKING:
-    from stepsaver.bench.experiment.spec import Experiment
+    from stepsaver.bench.experiment import Experiment
 
 # Flags that are a field of the experiment's file, under the same name.
 FIELDS = ("num_fewshot", "metric", "max_new_tokens", "dtype", "weights", "device", "estimator")
@@ -56,7 +56,7 @@ def with_settings(experiment: "Experiment", options: argparse.Namespace) -> "Exp
 
 def with_recipe(experiment: "Experiment", options: argparse.Namespace) -> "Experiment":
     """Returns the experiment with a recipe as a further config, named after its file and chosen to be run."""
-    from stepsaver.bench.experiment.configs import ConfigSpec
+    from stepsaver.bench.experiment import ConfigSpec
     from stepsaver.evaluation.recipe import read_recipe
 
     if options.recipe is None:

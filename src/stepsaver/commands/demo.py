@@ -14,11 +14,9 @@ from stepsaver.commands import run as run_command
 from stepsaver.commands._experiment_options import Chosen, chosen_of
 
 if TYPE_CHECKING:
-    from stepsaver.bench.experiment.conditions import Condition
-    from stepsaver.bench.experiment.configs import ConfigSpec
-    from stepsaver.bench.experiment.spec import Experiment
-    from stepsaver.bench.judging.verdict import ConfigVerdict
-    from stepsaver.bench.running.run import RunRequest
+    from stepsaver.bench.experiment import Condition, ConfigSpec, Experiment
+    from stepsaver.bench.run import RunRequest
+    from stepsaver.bench.verdict import ConfigVerdict
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
 HELP = "the main job on the embedded default: the 3x3 grid of layer reuse on word problems, and what to use instead"
@@ -33,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own
-    from stepsaver.bench.experiment.folders import find_experiment
+    from stepsaver.bench.folders import find_experiment
 
     grid = chosen_of(find_experiment(EXPERIMENT), [TASK], limit=options.limit)
     better = grid._replace(experiment=ways_that_pay(grid.experiment))
@@ -47,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _everything(chosen: Chosen, limit: int) -> "RunRequest":
     """All configs of an experiment, with its own model."""
-    from stepsaver.bench.running.run import RunRequest
+    from stepsaver.bench.run import RunRequest
 
     experiment = chosen.experiment
     return RunRequest(tuple(chosen.cell_folders), experiment.configs, experiment.spec.model, limit=limit)
@@ -55,7 +53,7 @@ def _everything(chosen: Chosen, limit: int) -> "RunRequest":
 
 def ways_that_pay(grid: "Experiment") -> "Experiment":
     """Returns an experiment of other experiments' configs, against the grid's baseline and by its criteria."""
-    from stepsaver.bench.experiment.folders import find_experiment
+    from stepsaver.bench.folders import find_experiment
 
     configs = [find_experiment(name).config(config) for name, config in WAYS_THAT_PAY]
     baseline = grid.config(grid.spec.baseline)
@@ -65,8 +63,8 @@ def ways_that_pay(grid: "Experiment") -> "Experiment":
 
 
 def _judged(chosen: Chosen) -> "tuple[ConfigVerdict, ...]":
-    from stepsaver.bench.experiment.folders import read_summaries
-    from stepsaver.bench.judging.verdict import judge
+    from stepsaver.bench.folders import read_summaries
+    from stepsaver.bench.verdict import judge
 
     (folder,) = chosen.cell_folders.values()
     summaries = list(read_summaries(chosen.experiment, chosen.results, folder).values())
@@ -80,7 +78,7 @@ def advice(
     configs: "Sequence[ConfigSpec]",
 ) -> str:
     """Says which config to use by what was measured: the fastest whose drop meets the bound, if it is surely faster."""
-    from stepsaver.bench.judging.verdict import figures, surely
+    from stepsaver.bench.verdict import figures, surely
 
     def fastest(judged: "Sequence[ConfigVerdict]") -> "ConfigVerdict | None":
         tried = [each for each in judged if each.outcome != "control"]

@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiment.folders import discard, stored_configs
-    from stepsaver.bench.results.locks import exclusive
+    from stepsaver.bench.durable import exclusive
+    from stepsaver.bench.folders import discard, stored_configs
 
     if not options.why.strip():
         raise UsageError("--why is empty; a reason has to stay on record")

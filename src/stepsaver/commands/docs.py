@@ -11,8 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiment.folders import experiments_folder
-    from stepsaver.bench.results.durable import write_beside
+    from stepsaver.bench.durable import write_beside
+    from stepsaver.bench.folders import experiments_folder
     from stepsaver.commands._reference import BEGIN, END, command_reference
     from stepsaver.report.markdown.markers import put_between
     from stepsaver.report.markdown.pages import markdown_pages, renewed

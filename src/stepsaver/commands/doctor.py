@@ -42,7 +42,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _model(options: argparse.Namespace) -> Iterable[Finding]:
-    from stepsaver.bench.machine.checkup import check_up
+    from stepsaver.bench.checkup import check_up
     from stepsaver.evaluation.open_model import open_model
 
     opened = open_model(options.model, device=options.device, dtype=options.dtype)

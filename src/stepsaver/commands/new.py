@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiment.folders import experiments_folder
-    from stepsaver.bench.experiment.template import filled_files
+    from stepsaver.bench.folders import experiments_folder
+    from stepsaver.bench.template import filled_files
 
     if not re.fullmatch(r"[A-Za-z0-9][\w-]*", options.name):
         raise UsageError(f"{options.name!r} cannot be the name of a folder; use letters, digits, _ and -")

@@ -12,7 +12,7 @@ from stepsaver.commands._outputs import check_output_file, check_output_folder
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepsaver.bench.experiment.spec import Experiment
+    from stepsaver.bench.experiment import Experiment
     from stepsaver.report.cells import ReportTask
     from stepsaver.report.comparison import Other
     from stepsaver.report.experiment_page import TraceLink
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report_one(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiment.folders import find_experiment
+    from stepsaver.bench.folders import find_experiment
     from stepsaver.evaluation.local_data import require_folder
     from stepsaver.report.artifacts import save_artifacts
     from stepsaver.report.comparison import find_other
@@ -168,7 +168,7 @@ def write_report(
 
 
 def _write(path: Path, content: str) -> None:
-    from stepsaver.bench.results.durable import write_beside
+    from stepsaver.bench.durable import write_beside
 
     write_beside(path, content)
     print(path)
@@ -178,7 +178,7 @@ def _trace(
     options: argparse.Namespace, experiment: "Experiment", tasks: "list[ReportTask]", page: Path
 ) -> "dict[str, TraceLink]":
     """Writes a page per generative task beside the report, and returns the links to them."""
-    from stepsaver.bench.running.session import open_session
+    from stepsaver.bench.session import open_session
     from stepsaver.report.experiment_page import TraceLink
     from stepsaver.report.traced_samples import config_to_trace, write_traces
 
@@ -196,7 +196,7 @@ def _trace(
 
 
 def _report_all(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiment.folders import experiments_folder
+    from stepsaver.bench.folders import experiments_folder
     from stepsaver.report.overview import overview_page, read_overview
     from stepsaver.report.repository_pages import results_document, status_document
 

@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiment.folders import experiments_folder
-    from stepsaver.bench.judging.rule_figures import figures_of, stored_figures
+    from stepsaver.bench.folders import experiments_folder
+    from stepsaver.bench.rule_figures import figures_of, stored_figures
     from stepsaver.engine.rules.rule import rule_class
 
     figures = stored_figures(experiments_folder())

@@ -15,9 +15,9 @@ from stepsaver.commands._run_settings import add_setting_arguments, with_recipe,
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepsaver.bench.experiment.spec import Experiment, Resources
-    from stepsaver.bench.results.summary import Summary
-    from stepsaver.bench.running.run import RunRequest
+    from stepsaver.bench.documents import Summary
+    from stepsaver.bench.experiment import Experiment, Resources
+    from stepsaver.bench.run import RunRequest
 
 WHEN_STOPPED = "every finished chunk is stored, and the same command goes on from there"
 HELP = "run what is missing of an experiment"
@@ -60,11 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own, also where there is no terminal
-    from stepsaver.bench.experiment.folders import logs_folder
+    from stepsaver.bench.dry_run import estimate_run
+    from stepsaver.bench.folders import logs_folder
+    from stepsaver.bench.jobs import job_states, refuse_beside_jobs
+    from stepsaver.bench.run import make_shards, prepare
     from stepsaver.bench.runners import find_runner
-    from stepsaver.bench.running.dry_run import estimate_run
-    from stepsaver.bench.running.jobs import job_states, refuse_beside_jobs
-    from stepsaver.bench.running.run import make_shards, prepare
 
     chosen = choose(options)
     experiment = with_settings(with_decoding(chosen.experiment, options), options)
@@ -107,7 +107,7 @@ def _resources(options: argparse.Namespace, stored: "Resources") -> "Resources":
 
 
 def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunRequest":
-    from stepsaver.bench.running.run import RunRequest
+    from stepsaver.bench.run import RunRequest
     from stepsaver.evaluation.local_data import require_folder
 
     experiment = chosen.experiment
@@ -125,9 +125,9 @@ def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunRequest":
 
 def run_here(chosen: Chosen, request: "RunRequest") -> int:
     """Runs what is missing in this process and shows the results. The experiment need not be in a file."""
-    from stepsaver.bench.experiment.folders import logs_folder
-    from stepsaver.bench.running.jobs import refuse_beside_jobs
-    from stepsaver.bench.running.run import make_shards, prepare
+    from stepsaver.bench.folders import logs_folder
+    from stepsaver.bench.jobs import refuse_beside_jobs
+    from stepsaver.bench.run import make_shards, prepare
 
     say_remarks(chosen.experiment)
     refuse_beside_jobs(logs_folder(chosen.experiment), chosen.results)
@@ -144,9 +144,9 @@ def say_remarks(experiment: "Experiment") -> None:
 
 
 def show_results(chosen: Chosen, request: "RunRequest", *, as_json: bool = False) -> int:
-    from stepsaver.bench.experiment.folders import read_summaries
-    from stepsaver.bench.judging.verdict import judge
-    from stepsaver.bench.running.run import with_baselines
+    from stepsaver.bench.folders import read_summaries
+    from stepsaver.bench.run import with_baselines
+    from stepsaver.bench.verdict import judge
     from stepsaver.report.tables import plain_table, result_rows
 
     experiment = chosen.experiment

@@ -54,9 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import torch
 
+    from stepsaver.bench.identity import peak_memory
     from stepsaver.bench.machine.against_llama import NAME, load_module, measure_against_llama
     from stepsaver.bench.machine.bare import BareModel
-    from stepsaver.bench.machine.facts import peak_memory
     from stepsaver.bench.machine.limit import measure_machine
     from stepsaver.bench.machine.shapes import SHAPES as KNOWN
     from stepsaver.bench.machine.speed import Workload, measure_context, measure_efficiency, measure_refill
@@ -132,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure_rows(model: "Transformer", options: argparse.Namespace) -> dict[str, Any]:
     """Measures the row costs that predictions are made from, and prints them unless JSON is wanted."""
-    from stepsaver.bench.machine.measure_rows import measure_row_costs
+    from stepsaver.bench.measure_rows import measure_row_costs
     from stepsaver.report.machine_blocks import COLUMNS, costs_rows, costs_text
     from stepsaver.report.tables import plain_table
 

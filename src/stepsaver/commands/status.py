@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiment.folders import experiment_names, logs_folder
-    from stepsaver.bench.running.jobs import job_states
+    from stepsaver.bench.folders import experiment_names, logs_folder
+    from stepsaver.bench.jobs import job_states
 
     names = [options.experiment] if options.experiment else experiment_names()
     chosen = [choose(options, name) for name in names]
@@ -75,8 +75,8 @@ def _states(chosen: Chosen, folder: str) -> dict[str, dict[str, Any]]:
 
 def _state(folder: Path) -> dict[str, Any]:
     """Whether a config is done, and how many of its samples are stored, those in unmerged shards included."""
-    from stepsaver.bench.results.store import SUMMARY, read_summary
-    from stepsaver.bench.running.shards import stored_with_shards
+    from stepsaver.bench.shards import stored_with_shards
+    from stepsaver.bench.store import SUMMARY, read_summary
 
     cells = stored_with_shards(folder)
     samples = {(record.key.task, record.key.document) for cell in cells for record in cell.all_records}

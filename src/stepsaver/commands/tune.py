@@ -14,8 +14,8 @@ from stepsaver.engine.defaults import NEW_TOKENS, WEIGHTS
 from stepsaver.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
-    from stepsaver.bench.experiment.spec import Experiment
-    from stepsaver.bench.running.session import Session
+    from stepsaver.bench.experiment import Experiment
+    from stepsaver.bench.session import Session
     from stepsaver.bench.tuning.problems import SplitProblems
     from stepsaver.bench.tuning.tuning import Aim, Outcome, Tuning
 
@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from stepsaver.bench.results.locks import exclusive
-    from stepsaver.bench.running.session import open_session
+    from stepsaver.bench.durable import exclusive
+    from stepsaver.bench.session import open_session
     from stepsaver.bench.tuning.ledger import Ledger
     from stepsaver.bench.tuning.tuning import Tuning, with_stored_configs, write_experiment
 
@@ -107,10 +107,8 @@ def _aim(options: argparse.Namespace) -> "Aim":
 
 def _experiment(options: argparse.Namespace, aim: "Aim") -> "Experiment":
     """The tuning's experiment: plain decoding at the reference's settings, and no candidate yet."""
-    from stepsaver.bench.experiment.conditions import Condition, Criterion, Success
-    from stepsaver.bench.experiment.configs import ConfigSpec
-    from stepsaver.bench.experiment.folders import experiments_folder
-    from stepsaver.bench.experiment.spec import Experiment, ExperimentSpec
+    from stepsaver.bench.experiment import Condition, ConfigSpec, Criterion, Experiment, ExperimentSpec, Success
+    from stepsaver.bench.folders import experiments_folder
     from stepsaver.bench.tuning.problems import chunk_samples
     from stepsaver.bench.tuning.trials import BASELINE
 
@@ -205,7 +203,7 @@ def _print_plan(session: "Session", problems: "SplitProblems", aim: "Aim") -> No
 
 
 def _show(options: argparse.Namespace, tuning: "Tuning", outcome: "Outcome") -> int:
-    from stepsaver.bench.results.durable import write_beside
+    from stepsaver.bench.durable import write_beside
     from stepsaver.bench.tuning.record import tuning_document
     from stepsaver.evaluation.recipe import recipe_text
     from stepsaver.report.tuning_page import parallelism_line, tuning_page

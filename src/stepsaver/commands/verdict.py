@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.experiment.folders import read_summaries
-    from stepsaver.bench.judging.verdict import judge
+    from stepsaver.bench.folders import read_summaries
+    from stepsaver.bench.verdict import judge
     from stepsaver.report.tables import plain_table, result_rows
 
     chosen = choose(options)

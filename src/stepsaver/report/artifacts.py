@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from stepsaver.bench.audit import Finding
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.judging.statistics import Interval
-from stepsaver.bench.results.durable import write_beside
-from stepsaver.bench.results.store import read_json
-from stepsaver.bench.results.stored_costs import read_row_costs, write_row_costs
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.documents import Summary
+from stepsaver.bench.durable import write_beside
+from stepsaver.bench.experiment import Experiment
+from stepsaver.bench.statistics import Interval
+from stepsaver.bench.store import read_json
+from stepsaver.bench.stored_costs import read_row_costs, write_row_costs
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.cells import Details, ReportCell, ReportTask
 from stepsaver.report.documents import without_documents

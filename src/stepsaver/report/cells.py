@@ -10,16 +10,14 @@ from typing import Literal
 import numpy as np
 
 from stepsaver.bench.audit import CellEvidence, Finding, TaskEvidence, audit, read_evidence
-from stepsaver.bench.experiment.configs import ConfigSpec
-from stepsaver.bench.experiment.folders import logs_folder
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.judging.rates import median_rate
-from stepsaver.bench.judging.verdict import Verdict, judge
-from stepsaver.bench.results.store import IDENTITY, SUMMARY, read_cell_files, read_run, read_scores, read_summary
-from stepsaver.bench.results.stored_costs import CostsBySession, read_row_costs
-from stepsaver.bench.results.summary import Summary
-from stepsaver.bench.results.timing import Timing
-from stepsaver.bench.running.jobs import job_states
+from stepsaver.bench.documents import Summary, Timing
+from stepsaver.bench.experiment import ConfigSpec, Experiment
+from stepsaver.bench.folders import logs_folder
+from stepsaver.bench.jobs import job_states
+from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell_files, read_run, read_scores, read_summary
+from stepsaver.bench.stored_costs import CostsBySession, read_row_costs
+from stepsaver.bench.timings import median_rate
+from stepsaver.bench.verdict import Verdict, judge
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord
 from stepsaver.report.documents import DocumentKey, TaskDocuments

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepsaver.bench.experiment.folders import experiment_names, find_experiment, results_folder
-from stepsaver.bench.experiment.reading import FILE
-from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.experiment import Experiment
+from stepsaver.bench.experiment_file import FILE
+from stepsaver.bench.folders import experiment_names, find_experiment, results_folder
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask, read_report_cell, read_report_task

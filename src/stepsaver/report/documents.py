@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 
 from huggingface_hub import try_to_load_from_cache
 
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.results.run_document import Identity
+from stepsaver.bench.documents import Identity
+from stepsaver.bench.experiment import Experiment
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from stepsaver.bench.judging.verdict import is_control
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.documents import Summary
+from stepsaver.bench.verdict import is_control
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.tables import compared_settings
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.experiment import Experiment
 from stepsaver.report.blocks import tab
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.documents import DocumentKey

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stepsaver.bench.experiment.folders import DISCARDED, experiment_names, find_experiment, results_folder
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.experiment.task_folders import stored_limits
-from stepsaver.bench.judging.verdict import is_control
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.documents import Summary
+from stepsaver.bench.experiment import Experiment
+from stepsaver.bench.folders import DISCARDED, experiment_names, find_experiment, results_folder, stored_limits
+from stepsaver.bench.verdict import is_control
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.blocks import Block, TableEntry, cell, figure, interval, notes, number, tab, table
 from stepsaver.report.cells import ReportCell, ReportTask

@@ -9,9 +9,9 @@ from itertools import pairwise
 from math import exp
 from typing import NamedTuple
 
-from stepsaver.bench.results.store import CellFiles
-from stepsaver.bench.results.summary import CostTotals, Summary
-from stepsaver.bench.running.summarise import cost_totals, tokens_before_stop
+from stepsaver.bench.documents import CostTotals, Summary
+from stepsaver.bench.store import CellFiles
+from stepsaver.bench.summarise import cost_totals, tokens_before_stop
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.evaluation.task_registry import find_declaration

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import yaml
 from pydantic import Field
 
-from stepsaver.bench.experiment.conditions import Strict
+from stepsaver.bench.experiment import Strict
 from stepsaver.report.blocks import Block, cell, notes, number, table
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.parallelism import parallelism_of

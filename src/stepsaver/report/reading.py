@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.experiment.task_folders import task_folder
-from stepsaver.bench.results.store import read_run
+from stepsaver.bench.experiment import Experiment
+from stepsaver.bench.folders import task_folder
+from stepsaver.bench.store import read_run
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask, read_report_task
 from stepsaver.report.documents import read_documents, without_documents

@@ -5,8 +5,8 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.results.durable import write_beside
+from stepsaver.bench.durable import write_beside
+from stepsaver.bench.experiment import Experiment
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.experiment_log import log_entry, log_entry_markdown

@@ -5,8 +5,8 @@ from dataclasses import fields
 from math import isnan
 from typing import Any
 
-from stepsaver.bench.judging.verdict import Verdict
-from stepsaver.bench.results.summary import Summary, TimedAgain
+from stepsaver.bench.documents import Summary, TimedAgain
+from stepsaver.bench.verdict import Verdict
 from stepsaver.report.cells import ReportCell, ReportTask
 
 COLUMNS = (

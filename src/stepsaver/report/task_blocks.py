@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.documents import Summary
 from stepsaver.report.blocks import Block, TableEntry, cell, facts, figure, interval, notes, number, table
 from stepsaver.report.cells import ReportCell, ReportTask
 from stepsaver.report.figures import accuracy_speed as first_figure

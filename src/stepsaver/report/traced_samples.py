@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from stepsaver.bench.experiment.configs import ConfigSpec
-from stepsaver.bench.running.session import Session
+from stepsaver.bench.experiment import ConfigSpec
+from stepsaver.bench.session import Session
 from stepsaver.engine.engine import Engine
 from stepsaver.evaluation.generation_parameters import GenerationParameters, read_parameters
 from stepsaver.evaluation.stop_strings import StopStrings

@@ -5,7 +5,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.results.store import read_cell_files, read_run
+from stepsaver.bench.store import read_cell_files, read_run
 from stepsaver.report.blocks import Block, TableEntry, cell, facts, figure, interval, number, tab, table
 from stepsaver.report.figures import PALETTE, layout, plain
 from stepsaver.report.parallelism import COLUMNS as PARALLELISM

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from stepsaver.bench.experiment.configs import ConfigSpec
+from stepsaver.bench.experiment import ConfigSpec
 from stepsaver.bench.tuning.race import Goal, Observed
 from stepsaver.bench.tuning.space import POLICIES, RULES, DeclaredSpace
 from stepsaver.bench.tuning.tuning import config_of

@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepsaver.bench.experiment.configs import OWN_DECODING, ConfigSpec
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.results.chain import document_holds
-from stepsaver.bench.results.identity import run_id
-from stepsaver.bench.results.run_document import Identity, Provenance, RunDocument
-from stepsaver.bench.results.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell_files, read_run, read_summary
-from stepsaver.bench.results.summary import Summary
-from stepsaver.bench.results.timing import Timing
+from stepsaver.bench.checksums import document_holds
+from stepsaver.bench.documents import Identity, Provenance, RunDocument, Summary, Timing
+from stepsaver.bench.experiment import OWN_DECODING, ConfigSpec, Experiment
+from stepsaver.bench.identity import run_id
+from stepsaver.bench.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell_files, read_run, read_summary
 from stepsaver.engine import registry
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.prediction import PREDICTIONS

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from stepsaver.bench.machine.facts import device_name
-from stepsaver.bench.results.durable import write_beside
+from stepsaver.bench.durable import write_beside
+from stepsaver.bench.identity import device_name
 
 
 @dataclass(frozen=True)

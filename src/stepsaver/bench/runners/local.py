@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from stepsaver.bench.experiment.spec import Resources
-from stepsaver.bench.running.cell_run import Progress
-from stepsaver.bench.running.run import Shard, log_progress
+from stepsaver.bench.cells import Progress
+from stepsaver.bench.experiment import Resources
+from stepsaver.bench.run import Shard, log_progress
 from stepsaver.engine.errors import UsageError
 
 POLL_SECONDS = 0.2

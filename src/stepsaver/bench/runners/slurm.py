@@ -13,10 +13,10 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import Checkpointable
 
 from stepsaver.bench.audit import audit, read_evidence
-from stepsaver.bench.experiment.spec import Resources
-from stepsaver.bench.running.cell_run import Progress
-from stepsaver.bench.running.jobs import record_job
-from stepsaver.bench.running.run import Shard, log_progress
+from stepsaver.bench.cells import Progress
+from stepsaver.bench.experiment import Resources
+from stepsaver.bench.jobs import record_job
+from stepsaver.bench.run import Shard, log_progress
 from stepsaver.engine.errors import UsageError
 
 MOST_TIMEOUTS = 100  # each of them leaves more chunks stored

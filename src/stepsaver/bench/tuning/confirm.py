@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal, Protocol
 
-from stepsaver.bench.judging.statistics import Interval
+from stepsaver.bench.statistics import Interval
 from stepsaver.bench.tuning.race import NEVER_SEEN, NORMAL, Observed, drop_interval, speed_interval
 
 Outcome = Literal["confirmed", "rejected", "undecided"]

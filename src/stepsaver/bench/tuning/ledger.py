@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.judging.statistics import Interval
-from stepsaver.bench.results.durable import write_beside
-from stepsaver.bench.results.store import read_json
+from stepsaver.bench.durable import write_beside
+from stepsaver.bench.statistics import Interval
+from stepsaver.bench.store import read_json
 from stepsaver.bench.tuning.confirm import Attempt
 from stepsaver.engine.errors import UsageError
 

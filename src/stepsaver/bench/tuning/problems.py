@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 from lm_eval.api.instance import Instance
 
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.running.cell_run import CellRun
-from stepsaver.bench.running.chunks import Chunk, SampleKey
-from stepsaver.bench.running.session import Session
-from stepsaver.bench.running.task_run import TaskRun, checked_task_run, prepare_task
+from stepsaver.bench.cells import CellRun
+from stepsaver.bench.experiment import Experiment
+from stepsaver.bench.session import Chunk, SampleKey, Session, TaskRun, checked_task_run, prepare_task
 from stepsaver.bench.tuning.agreement import agreement, how_compared
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.answer_values import answer_values

@@ -7,7 +7,7 @@ from statistics import NormalDist, fmean, median
 
 from scipy.special import stdtrit
 
-from stepsaver.bench.judging.statistics import Interval
+from stepsaver.bench.statistics import Interval
 
 FEW_CHUNKS = 4
 CAUTION = 1.5  # deviations by which a drop is taken to be worse than it looks, in the end: the best of many looks too

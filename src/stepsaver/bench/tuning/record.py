@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.experiment import Experiment
 from stepsaver.bench.tuning.race import drop_interval, speed_interval
 from stepsaver.bench.tuning.tuning import Outcome
 

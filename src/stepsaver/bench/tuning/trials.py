@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-from stepsaver.bench.experiment.configs import ConfigSpec
-from stepsaver.bench.results.stored_files import Timing
-from stepsaver.bench.running.cell_run import CellRun, Opening, open_cells, run_missing
-from stepsaver.bench.running.summarise import chunk_pairs, speed_ups
+from stepsaver.bench.cells import CellRun, Opening, open_cells, run_missing
+from stepsaver.bench.experiment import ConfigSpec
+from stepsaver.bench.store import Timing
+from stepsaver.bench.summarise import chunk_pairs, speed_ups
 from stepsaver.bench.tuning.problems import Problems
 from stepsaver.bench.tuning.race import Observed
 

@@ -9,13 +9,12 @@ from typing import Any
 import yaml
 
 from stepsaver.bench.calibration import calibrate
-from stepsaver.bench.experiment.configs import ConfigSpec
-from stepsaver.bench.experiment.reading import FILE, read_experiment
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.machine.facts import device_name
-from stepsaver.bench.results.durable import write_beside
-from stepsaver.bench.results.stored_costs import store_row_costs
-from stepsaver.bench.running.session import Session
+from stepsaver.bench.durable import write_beside
+from stepsaver.bench.experiment import ConfigSpec, Experiment
+from stepsaver.bench.experiment_file import FILE, read_experiment
+from stepsaver.bench.identity import device_name
+from stepsaver.bench.session import Session
+from stepsaver.bench.stored_costs import store_row_costs
 from stepsaver.bench.tuning.confirm import MOST_ATTEMPTS, Attempt, confidence_of, confirm, least_problems
 from stepsaver.bench.tuning.ledger import Ledger
 from stepsaver.bench.tuning.problems import Problems, SplitProblems

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any, NamedTuple
 
-from stepsaver.bench.judging.statistics import Interval
-from stepsaver.bench.judging.verdict import is_control
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.documents import Summary
+from stepsaver.bench.statistics import Interval
+from stepsaver.bench.verdict import is_control
 from stepsaver.engine.errors import unknown_name
 from stepsaver.report.cells import ReportCell, ReportTask
 

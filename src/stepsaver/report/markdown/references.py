@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
 
-from stepsaver.bench.experiment.folders import experiment_names, find_experiment
-from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.experiment import Experiment
+from stepsaver.bench.folders import experiment_names, find_experiment
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportTask

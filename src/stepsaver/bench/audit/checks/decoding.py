@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
-from stepsaver.bench.experiment.configs import OWN_DECODING
-from stepsaver.bench.experiment.spec import Experiment
+from stepsaver.bench.experiment import OWN_DECODING, Experiment
 from stepsaver.engine import registry
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import parse_policy

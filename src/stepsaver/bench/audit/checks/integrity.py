@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from stepsaver.bench.audit.evidence import Finding, TaskEvidence
-from stepsaver.bench.results.store import IDENTITY
+from stepsaver.bench.store import IDENTITY
 
 ORDER = 0
 NAMED = 3  # faults of a config that are listed one by one

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from stepsaver.bench.audit.evidence import Finding, TaskEvidence
-from stepsaver.bench.experiment.reading import read_experiment
+from stepsaver.bench.experiment_file import read_experiment
 from stepsaver.engine.errors import UsageError
 
 ORDER = 6

@@ -5,8 +5,8 @@ from itertools import combinations
 from statistics import median
 
 from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
-from stepsaver.bench.judging.rates import chunk_rates, median_rate, slow_chunks
-from stepsaver.bench.judging.statistics import Interval
+from stepsaver.bench.statistics import Interval
+from stepsaver.bench.timings import chunk_rates, median_rate, slow_chunks
 from stepsaver.engine.other_work import IDLE_CORES
 
 ORDER = 11

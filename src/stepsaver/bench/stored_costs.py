@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from stepsaver.bench.results.chain import document_holds, seal_document
-from stepsaver.bench.results.durable import write_beside
+from stepsaver.bench.checksums import document_holds, seal_document
+from stepsaver.bench.durable import write_beside
 from stepsaver.engine.row_costs import RowCosts, row_costs_from_json
 
 ROW_COSTS = "row_costs.jsonl"

@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.experiment.configs import ConfigSpec
-from stepsaver.bench.experiment.folders import results_folder
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.results.locks import exclusive, merging
-from stepsaver.bench.results.stored_costs import read_row_costs, store_row_costs
-from stepsaver.bench.running.cell_run import Opening, Progress, open_cells, run_missing
-from stepsaver.bench.running.equal import find_equal
-from stepsaver.bench.running.repeat import repeat_disturbed
-from stepsaver.bench.running.session import open_session
-from stepsaver.bench.running.shards import Share, merge, merge_what_was_left, write_apart
-from stepsaver.bench.running.summarise import summarise
-from stepsaver.bench.running.task_run import TaskRun, prepare_task
+from stepsaver.bench.cells import Opening, Progress, open_cells, repeat_disturbed, run_missing
+from stepsaver.bench.durable import exclusive, merging
+from stepsaver.bench.equal import find_equal
+from stepsaver.bench.experiment import ConfigSpec, Experiment
+from stepsaver.bench.folders import results_folder
+from stepsaver.bench.session import TaskRun, open_session, prepare_task
+from stepsaver.bench.shards import Share, merge, merge_what_was_left, write_apart
+from stepsaver.bench.stored_costs import read_row_costs, store_row_costs
+from stepsaver.bench.summarise import summarise
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.other_work import not_idle, other_cores_now
 from stepsaver.evaluation.task_loading import LoadedTask, TaskOptions, load_task

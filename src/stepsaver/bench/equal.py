@@ -10,11 +10,9 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 
-from stepsaver.bench.results.summary import SpotCheck
-from stepsaver.bench.running.cell_run import CellRun
-from stepsaver.bench.running.chunks import Chunk
-from stepsaver.bench.running.config_runner import ConfigRunner
-from stepsaver.bench.running.task_run import TaskRun
+from stepsaver.bench.cells import CellRun
+from stepsaver.bench.documents import SpotCheck
+from stepsaver.bench.session import Chunk, ConfigRunner, TaskRun
 from stepsaver.engine import registry
 from stepsaver.engine.policies.verified import Verified
 from stepsaver.evaluation.inert import InertRule, ScoredLengths, acting_rules, inert_rules, no_second_step

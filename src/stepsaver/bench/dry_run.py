@@ -11,20 +11,15 @@ from typing import Any
 
 import torch
 
-from stepsaver.bench.experiment.configs import ConfigSpec
-from stepsaver.bench.experiment.folders import results_folder
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.experiment.task_folders import stored_limits, task_folder
-from stepsaver.bench.results.identity import differing_parts, run_id
-from stepsaver.bench.results.store import read_run
-from stepsaver.bench.results.timing import Timing
-from stepsaver.bench.running.chunks import Chunk
-from stepsaver.bench.running.config_runner import ConfigRunner
-from stepsaver.bench.running.equal import find_equal
-from stepsaver.bench.running.run import RunRequest, load, with_baselines
-from stepsaver.bench.running.session import Session, open_session
-from stepsaver.bench.running.shards import stored_with_shards
-from stepsaver.bench.running.task_run import TaskRun, prepare_task
+from stepsaver.bench.documents import Timing
+from stepsaver.bench.equal import find_equal
+from stepsaver.bench.experiment import ConfigSpec, Experiment
+from stepsaver.bench.folders import results_folder, stored_limits, task_folder
+from stepsaver.bench.identity import differing_parts, run_id
+from stepsaver.bench.run import RunRequest, load, with_baselines
+from stepsaver.bench.session import Chunk, ConfigRunner, Session, TaskRun, open_session, prepare_task
+from stepsaver.bench.shards import stored_with_shards
+from stepsaver.bench.store import read_run
 from stepsaver.evaluation.generation_parameters import read_parameters
 
 ASSUMED_TOKENS_PER_STEP = 2.8  # at threshold 0.9, of a small trained model

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy.optimize import isotonic_regression
 
-from stepsaver.bench.machine.facts import device_name
+from stepsaver.bench.identity import device_name
 from stepsaver.engine.batch import BatchContext, Turn, execute
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding

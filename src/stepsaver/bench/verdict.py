@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import ceil, isnan
 from typing import Literal
 
-from stepsaver.bench.experiment.conditions import Condition, Success
-from stepsaver.bench.judging.statistics import Interval, holm
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.documents import Summary
+from stepsaver.bench.experiment import Condition, Success
+from stepsaver.bench.statistics import Interval, holm
 
 Outcome = Literal["confirmed", "rejected", "undecided"]
 Control = Literal["control"]  # does exactly the baseline's work: nothing to confirm or to reject

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stepsaver.bench.judging.statistics import Interval
-from stepsaver.bench.judging.verdict import is_control
-from stepsaver.bench.results.store import read_summary
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.documents import Summary
+from stepsaver.bench.statistics import Interval
+from stepsaver.bench.store import read_summary
+from stepsaver.bench.verdict import is_control
 
 MOST_POINTS = 5.0  # the source's bound: what costs more accuracy is no gain
 

@@ -1,16 +1,30 @@
-"""Finds experiments and what is stored of them, and sets results aside on record."""
+"""The names of task folders among the results: the task, and the limit if the run had one."""
 
 import json
+import re
 import time
 from pathlib import Path
 
-from stepsaver.bench.experiment.reading import FILE, read_experiment
-from stepsaver.bench.experiment.spec import Experiment
-from stepsaver.bench.results.store import SUMMARY, read_summary
-from stepsaver.bench.results.summary import Summary
+from stepsaver.bench.documents import Summary
+from stepsaver.bench.experiment import Experiment
+from stepsaver.bench.experiment_file import FILE, read_experiment
+from stepsaver.bench.store import SUMMARY, read_summary
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.models.config import read_config
 from stepsaver.evaluation.model_source import resolve_model
+
+LIMIT = "_limit_"
+
+
+def task_folder(task: str, limit: int | None) -> str:
+    return task if limit is None else f"{task}{LIMIT}{limit}"
+
+
+def stored_limits(results: Path, task: str) -> list[int]:
+    """Returns the limits that a task was run with, the largest first."""
+    names = (re.fullmatch(rf"{re.escape(task)}{LIMIT}(\d+)", path.name) for path in results.glob(f"{task}{LIMIT}*"))
+    return sorted((int(name[1]) for name in names if name), reverse=True)
+
 
 DISCARDED = "discarded.jsonl"
 
@@ -18,7 +32,7 @@ DISCARDED = "discarded.jsonl"
 def experiments_folder() -> Path:
     """Returns `experiments/` in the current folder, else in the checkout that this package runs from."""
     here = Path.cwd() / "experiments"
-    checkout = Path(__file__).resolve().parents[4] / "experiments"
+    checkout = Path(__file__).resolve().parents[3] / "experiments"
     return here if here.is_dir() else checkout
 
 

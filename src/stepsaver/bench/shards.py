@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepsaver.bench.results.store import (
+from stepsaver.bench.cells import CellRun, first_difference
+from stepsaver.bench.session import Chunk
+from stepsaver.bench.store import (
     IDENTITY,
     SAMPLES,
     TRACE,
@@ -19,8 +21,6 @@ from stepsaver.bench.results.store import (
     read_cell_files,
     read_run,
 )
-from stepsaver.bench.running.cell_run import CellRun, first_difference
-from stepsaver.bench.running.chunks import Chunk
 from stepsaver.engine.errors import UsageError
 
 FOLDER = "shards"

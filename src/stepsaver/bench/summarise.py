@@ -7,15 +7,12 @@ from dataclasses import replace
 from statistics import median
 from typing import TypeVar
 
-from stepsaver.bench.judging.pairs import chunk_pairs, confirmation_p, predicted_here, speed_ups
-from stepsaver.bench.judging.rates import median_rate
-from stepsaver.bench.judging.statistics import median_interval, paired_drop, share_interval
-from stepsaver.bench.results.identity import differing_parts
-from stepsaver.bench.results.store import CellFiles
-from stepsaver.bench.results.summary import (
+from stepsaver.bench.cells import CellRun, check_coverage, disturbed_chunks
+from stepsaver.bench.documents import (
     BatchInvariance,
     CostTotals,
     Inert,
+    Kinds,
     ModelParameters,
     OtherCores,
     Paired,
@@ -24,15 +21,15 @@ from stepsaver.bench.results.summary import (
     Summary,
     Throughput,
     TimedAgain,
+    Timing,
 )
-from stepsaver.bench.results.timing import Kinds, Timing
-from stepsaver.bench.running.cell_run import CellRun, check_coverage
-from stepsaver.bench.running.chunks import Chunk
-from stepsaver.bench.running.config_runner import ConfigRunner
-from stepsaver.bench.running.equal import EqualConfigs, follow
-from stepsaver.bench.running.repeat import disturbed_chunks
-from stepsaver.bench.running.step_counts import counted_ceiling, merge_counts
-from stepsaver.bench.running.task_run import TaskRun
+from stepsaver.bench.equal import EqualConfigs, follow
+from stepsaver.bench.identity import differing_parts
+from stepsaver.bench.session import Chunk, ConfigRunner, TaskRun
+from stepsaver.bench.statistics import median_interval, paired_drop, share_interval
+from stepsaver.bench.step_counts import counted_ceiling, merge_counts
+from stepsaver.bench.store import CellFiles
+from stepsaver.bench.timings import chunk_pairs, confirmation_p, median_rate, predicted_here, speed_ups
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
 from stepsaver.evaluation.model_source import hub_revision

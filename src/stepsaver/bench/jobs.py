@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepsaver.bench.running.run import Shard
+from stepsaver.bench.run import Shard
 from stepsaver.engine.errors import UsageError
 
 JOBS = "jobs.jsonl"

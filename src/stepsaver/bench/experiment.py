@@ -1,0 +1,248 @@
+"""When a hypothesis is confirmed or rejected: bounds on the speed-up and on the drop of accuracy."""
+
+import itertools
+import re
+from dataclasses import dataclass, field
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Weights
+from stepsaver.engine.errors import UsageError, shown, unknown_name
+from stepsaver.engine.estimators import Estimator
+from stepsaver.engine.joins import Join
+from stepsaver.engine.models.config import MOST_BLOCK_ROWS
+from stepsaver.engine.policies.policy import DEFAULT_POLICY, policy_text
+from stepsaver.engine.rules.rule import Rule, parse_rule
+
+CONDITION = re.compile(r"([<>])\s*(-?\d+(?:\.\d+)?)(\s+measured)?")
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Condition(Strict):
+    """A bound on a number, written `> 1.2`: its whole interval has to meet it; with `> 1.2 measured` the value."""
+
+    sign: Literal["<", ">"]
+    bound: float
+    is_measured: bool = False
+
+    @classmethod
+    def parse(cls, text: object) -> "Condition":
+        match = CONDITION.fullmatch(text.strip()) if isinstance(text, str) else None
+        if not match or not isfinite(float(match[2])):
+            raise ValueError(f"{shown(text)} is no condition such as '> 1.2'")
+        return cls(sign="<" if match[1] == "<" else ">", bound=float(match[2]), is_measured=match[3] is not None)
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.bound:g}" + " measured" * self.is_measured
+
+
+class Criterion(Strict):
+    """Bounds on the speed-up against the baseline and on the drop of accuracy in points."""
+
+    speed_up: Condition
+    drop_points: Condition
+
+    @field_validator("speed_up", "drop_points", mode="before")
+    @classmethod
+    def _parse(cls, value: object) -> object:
+        return value if isinstance(value, Condition) else Condition.parse(value)
+
+
+class Success(Strict):
+    """A config confirms if it meets both bounds of `confirm_if`; it is rejected if it meets either of `reject_if`."""
+
+    confirm_if: Criterion
+    reject_if: Criterion
+
+
+MOST_CONFIGS, MOST_NAME = 1000, 100
+OWN_DECODING = ("prefix_cache", "block_cache", "sub_block_size")  # decoding settings that a config may override
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")  # the name of a value, and nothing else that Python's formats allow
+
+
+class WithPolicy(Strict):
+    """`threshold: 0.95` is short for the policy `threshold` with that value."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _threshold_is_a_policy(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or content.get("threshold") is None:
+            return content
+        others = {name: value for name, value in content.items() if name != "threshold"}
+        try:
+            return others | {"policy": policy_text(content.get("policy"), content["threshold"])}
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+
+
+class ConfigSpec(WithPolicy):
+    """One named combination of rules, policy and caches; what it leaves out comes from the experiment.
+
+    `baseline` names another config to compare it with than the experiment's baseline. It may have success criteria of
+    its own; those of a baseline hold for the configs that are compared with it and have none.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$", max_length=MOST_NAME)
+    rules: tuple[str, ...] = ()
+    policy: str | None = None
+    prefix_cache: bool | None = None
+    block_cache: bool | None = None
+    sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    join: Join | None = None
+    baseline: str | None = None
+    success: Success | None = None
+
+    def parsed_rules(self) -> tuple[Rule, ...]:
+        return tuple(map(parse_rule, self.rules))
+
+
+class Grid(Strict):
+    """A config for every combination of some values, which are filled into patterns of its fields."""
+
+    grid: dict[str, list[str | bool | int | float]]
+    name: str
+    rules: tuple[str, ...] = ()
+    policy: str | None = None
+    threshold: str | float | None = None
+    prefix_cache: str | bool | None = None
+    block_cache: str | bool | None = None
+    sub_block_size: str | int | None = None
+    join: str | None = None
+
+    def configs(self) -> list[ConfigSpec]:
+        count = prod(map(len, self.grid.values()))
+        if count > MOST_CONFIGS:
+            raise ValueError(f"the grid has {count} combinations; {MOST_CONFIGS} are allowed")
+        patterns = self.model_dump(exclude={"grid"}, exclude_none=True)
+        combinations = itertools.product(*self.grid.values())
+        try:
+            return [
+                ConfigSpec.model_validate(_filled(patterns, dict(zip(self.grid, values, strict=True))))
+                for values in combinations
+            ]
+        except KeyError as missing:
+            raise ValueError(f"the pattern uses {missing}, which the grid does not have") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {shown(first['input'])}: {first['msg']}") from None
+
+
+def _filled(pattern: Any, values: dict[str, Any]) -> Any:
+    """Returns a pattern, or a dict or tuple of patterns, with the values filled in."""
+    if isinstance(pattern, str):
+        return PLACEHOLDER.sub(lambda found: str(values[found[1]]), pattern)
+    if isinstance(pattern, dict):
+        return {name: _filled(each, values) for name, each in pattern.items()}
+    return tuple(_filled(each, values) for each in pattern) if isinstance(pattern, tuple) else pattern
+
+
+# Options of sbatch that the runner sets itself, and where each comes from.
+OWN_SBATCH_OPTIONS = {
+    "partition": "`partition`", "account": "`account`", "gres": "`gres`", "cpus-per-task": "`cpus`",
+    "mem": "`memory_gb`", "time": "`minutes`", "array": "the number of shards", "job-name": "the experiment's name",
+    "output": "the folder of logs", "error": "the folder of logs", "requeue": "the runner", "no-requeue": "the runner",
+    "signal": "the runner", "open-mode": "the runner",
+}  # fmt: skip
+SBATCH_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+MOST_COUNT = 1 << 30
+
+
+class DecodingSpec(WithPolicy):
+    """How configs are decoded, unless they say otherwise. None stands for the model's own value."""
+
+    policy: str = DEFAULT_POLICY
+    block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    mask_id: int | None = Field(default=None, ge=0)
+    prefix_cache: bool = DecodingSettings.prefix_cache
+    block_cache: bool = DecodingSettings.block_cache
+    join: Join = "none"  # so that no timing decides what a run does
+    max_new_tokens: int = Field(default=NEW_TOKENS, ge=1, le=MOST_COUNT)  # where a task sets no limit
+
+
+class Resources(Strict):
+    """What a job on a cluster asks for."""
+
+    partition: str | None = None
+    account: str | None = None
+    gres: str | None = None
+    cpus: int = Field(default=2, ge=1, le=MOST_COUNT)
+    memory_gb: int = Field(default=16, ge=1, le=MOST_COUNT)
+    minutes: int = Field(default=240, ge=1, le=MOST_COUNT)
+    slurm: dict[str, str | bool | int] = Field(default_factory=dict)  # other options of sbatch; true: without a value
+
+    @field_validator("slurm")
+    @classmethod
+    def _is_free(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for name, value in options.items():
+            if name in OWN_SBATCH_OPTIONS:
+                raise ValueError(f"{name} is set by {OWN_SBATCH_OPTIONS[name]}")
+            if not SBATCH_OPTION.fullmatch(name) or value is False or "\n" in str(value):
+                raise ValueError(f"{name}={value!r} is no option of sbatch such as qos=long")
+        return options
+
+
+class ExperimentSpec(Strict):
+    """The content of `experiment.yaml`."""
+
+    question: str
+    tasks: tuple[str, ...] = Field(min_length=1)
+    configs: Grid | list[ConfigSpec]
+    baseline: str
+    success: Success
+    model: str = "embedded"
+    batch_size: int = Field(default=32, ge=1, le=MOST_COUNT)
+    batch_size_elsewhere: int = Field(
+        default=BATCH_SIZE, ge=1, le=MOST_COUNT
+    )  # with another model than the experiment's own
+    chunk_samples: int = Field(default=32, ge=1, le=MOST_COUNT)
+    dtype: str = "auto"
+    weights: Weights = WEIGHTS
+    device: str = "auto"
+    num_fewshot: int | dict[str, int] | None = None  # examples in a prompt, of all tasks or by task; None: the task's
+    metric: str | dict[str, str] | None = None  # what counts as accuracy, of all tasks or by task; None: as declared
+    max_new_tokens: int | None = Field(default=None, ge=1, le=MOST_COUNT)  # instead of every task's own limit
+    seed: int = Field(default=0, ge=-(1 << 63), lt=1 << 63)
+    estimator: Estimator = "trajectory"
+    data_dir: Path | None = None
+    decoding: DecodingSpec = DecodingSpec()
+    resources: Resources = Resources()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    folder: Path
+    spec: ExperimentSpec
+    configs: tuple[ConfigSpec, ...]
+    remarks: tuple[str, ...]  # on what is allowed, but worth knowing
+    given: dict[str, Any] = field(default_factory=dict)  # what the command line changed in the file, for the audit
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def config(self, name: str) -> ConfigSpec:
+        found = next((config for config in self.configs if config.name == name), None)
+        if found is None:
+            raise unknown_name(f"config of {self.name}", name, [config.name for config in self.configs])
+        return found
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """All baselines, the experiment's own first; none of them is compared with another."""
+        return tuple(dict.fromkeys([self.spec.baseline, *(each.baseline for each in self.configs if each.baseline)]))
+
+    def baseline_of(self, name: str) -> str:
+        """Returns the name of what a config is compared with; a baseline is compared with itself."""
+        return name if name in self.baselines else self.config(name).baseline or self.spec.baseline
+
+    def success_of(self, name: str) -> Success:
+        """Returns the criteria of a config, else of its baseline, else of the experiment."""
+        return self.config(name).success or self.config(self.baseline_of(name)).success or self.spec.success

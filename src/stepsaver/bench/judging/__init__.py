@@ -1,1 +1,0 @@
-"""From figures to a verdict: intervals, rates, paired comparison."""

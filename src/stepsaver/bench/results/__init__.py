@@ -1,1 +1,0 @@
-"""What is stored: files with checksums, and what identifies a run."""

@@ -1,1 +1,0 @@
-"""Running an experiment: sessions, chunks, shards and summaries."""

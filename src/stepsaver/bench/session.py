@@ -1,0 +1,296 @@
+"""One process, one model: what all configs of a run share."""
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from lm_eval.api.instance import Instance
+
+from stepsaver.bench.documents import DecodingIdentity, Identity, Timing
+from stepsaver.bench.experiment import OWN_DECODING, ConfigSpec, Experiment
+from stepsaver.bench.folders import task_folder
+from stepsaver.bench.identity import folder_hash, gpu_name, library_versions, peak_memory, plugin_hashes, source_hash
+from stepsaver.bench.measure_rows import measure_row_costs
+from stepsaver.bench.step_counts import count_steps
+from stepsaver.engine import kernels, registry
+from stepsaver.engine.cost import cost_by_kind, trace_cost
+from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.defaults import Weights
+from stepsaver.engine.engine import Engine
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.other_work import OtherWork
+from stepsaver.engine.policies.policy import parse_policy
+from stepsaver.engine.row_costs import RowCosts, planning_of, predicted_total
+from stepsaver.engine.trace import Trace
+from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
+from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
+from stepsaver.evaluation.open_model import open_model
+from stepsaver.evaluation.records import InferencePath, RequestRecord
+from stepsaver.evaluation.task_loading import LoadedTask
+from stepsaver.evaluation.throughput import Meter
+from stepsaver.evaluation.tokenizer import TextTokenizer
+
+
+@dataclass(eq=False)
+class Session:
+    """A loaded model with its tokenizer. Timings of one session can be compared with each other."""
+
+    identity: str
+    model: Transformer
+    folder: Path
+    model_hash: str
+    device: torch.device
+    weights: Weights
+    tokenizer: TextTokenizer
+    decoding: DecodingSettings
+    batch_size: int
+    loading_seconds: float
+    is_alone: bool = True  # on its machine, as far as this run knows, so that its timings can be compared
+    name: str = ""  # of the model, as the user gave it
+    row_costs: RowCosts | None = None  # of this machine, once measured; never if other shards share it
+
+    @property
+    def forward_rows(self) -> float | None:
+        return self.row_costs.forward_rows if self.row_costs else None
+
+    def measure_rows(self) -> RowCosts:
+        """Returns the row costs of this machine, measured once, before the first chunk."""
+        assert self.is_alone, "what is measured while others run says nothing about the machine"
+        if self.row_costs is None:
+            self.row_costs = measure_row_costs(self.model, decoding=self.decoding)
+        return self.row_costs
+
+    def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:
+        policy = parse_policy(config.policy or experiment.spec.decoding.policy)
+        own = {name: value for name in OWN_DECODING if (value := getattr(config, name)) is not None}
+        decoding = replace(self.decoding, join=config.join or experiment.spec.decoding.join, **own)
+        if decoding.block_size % decoding.sub_block_size:
+            raise UsageError(
+                f"config {config.name}: sub-block size {decoding.sub_block_size} does not divide the block size "
+                f"{decoding.block_size}"
+            )
+        return Engine(
+            self.model, policy=policy, rules=config.parsed_rules(), batch_size=self.batch_size, decoding=decoding
+        )
+
+
+def open_session(
+    experiment: Experiment,
+    *,
+    model_name: str,
+    has_weights: bool = True,
+    is_alone: bool = True,
+    loaded: Transformer | None = None,
+) -> Session:
+    """Loads the experiment's model or another one, unless it is `loaded`. Without weights it can plan but not run."""
+    spec = experiment.spec
+    opened = open_model(
+        model_name,
+        device=spec.device,
+        dtype=spec.dtype,
+        weights=spec.weights,
+        block_size=spec.decoding.block_size,
+        sub_block_size=spec.decoding.sub_block_size,
+        mask_id=spec.decoding.mask_id,
+        prefix_cache=spec.decoding.prefix_cache,
+        block_cache=spec.decoding.block_cache,
+        join=spec.decoding.join,
+    )
+    tokenizer = opened.tokenizer  # a folder without one is reported before the weights are read
+    model_hash = folder_hash(opened.folder)
+    started = time.perf_counter()
+    model = loaded or (opened.load() if has_weights else opened.outline())
+    loading = time.perf_counter() - started
+    return Session(
+        uuid.uuid4().hex[:12],
+        model,
+        opened.folder,
+        model_hash,
+        opened.device,
+        opened.weights,
+        tokenizer,
+        opened.decoding,
+        spec.batch_size if model_name == spec.model else spec.batch_size_elsewhere,
+        loading,
+        is_alone,
+        model_name,
+    )
+
+
+class ConfigRunner:
+    """One config in a session: runs a chunk and says what it took."""
+
+    def __init__(self, session: Session, experiment: Experiment, config: ConfigSpec, path: InferencePath) -> None:
+        spec = experiment.spec
+        self.session, self.config, self.path = session, config, path
+        self.engine = session.engine(experiment, config)
+        if path == "scoring":
+            self.engine.check_estimator(spec.estimator)
+        self.found: list[RequestRecord] = []
+        settings = AdapterSettings(
+            default_new_tokens=spec.decoding.max_new_tokens,
+            token_limit=spec.max_new_tokens,
+            estimator=spec.estimator,
+            show_progress=False,
+        )
+        self.lm = StepsaverLM(self.engine, session.tokenizer, settings=settings, on_record=self.found.append)
+
+    def run_chunk(
+        self, requests: Sequence[Instance], *, chunk: int, samples: int
+    ) -> tuple[list[RequestRecord], Timing]:
+        """Returns the answers to a chunk's requests, and their timing. Warm-up is not counted."""
+        self.found.clear()
+        self.engine.forward_rows = self.session.forward_rows
+        warm = self.lm.meters[self.path].warm_up_seconds
+        meter = Meter(self.path, Trace(), warm_up_seconds=warm)
+        self.lm.meters[self.path] = meter
+        others = OtherWork()
+        if self.path == "generation":
+            self.lm.generate_until(list(requests), disable_tqdm=True)
+        else:
+            self.lm.loglikelihood(list(requests), disable_tqdm=True)
+        assert len(self.found) == len(requests), "every request has an answer"
+        records = sorted(self.found, key=lambda record: record.key)
+        return records, self._timing(meter, chunk, samples, others.cores())
+
+    def _timing(self, meter: Meter, chunk: int, samples: int, other_cores: float | None) -> Timing:
+        trace, config = meter.trace, self.engine.model.config
+        cost = trace_cost(config, trace, self.engine.model.dtype.itemsize, self.engine.model.bytes_per_weight)
+        row_costs, planning = self.session.row_costs, planning_of(self.engine.rules, config.layers)
+        return Timing(
+            chunk=chunk,
+            session=self.session.identity,
+            comparable=self.session.is_alone,
+            when=time.time(),
+            samples=samples,
+            requests=meter.requests,
+            tokens=meter.tokens,
+            seconds=trace.decode_seconds,
+            predicted_seconds=predicted_total(row_costs, trace.records, planning) if row_costs else None,
+            prefill_seconds=trace.prefill_seconds,
+            warm_up_seconds=meter.warm_up_seconds,
+            forwards=cost.forwards,
+            denoising_steps=cost.steps,
+            flops=cost.flops,
+            row_layers=cost.mlp_row_layers,
+            row_layers_reused=cost.mlp_row_layers_reused,
+            by_kind=cost_by_kind(config, trace),
+            steps=count_steps(trace),
+            sample_forwards=trace.sample_forwards,
+            planning_seconds=trace.planning_seconds,
+            peak_memory_bytes=peak_memory(self.engine.model.device),
+            loading_seconds=self.session.loading_seconds,
+            gpu=gpu_name(self.engine.model.device),
+            other_cores=other_cores,
+            threads=torch.get_num_threads(),
+        )
+
+
+@dataclass(frozen=True)
+class SampleKey:
+    """A document of a task, or of one of the tasks of a group."""
+
+    task: str
+    document: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A fixed set of samples. It depends on the task and the chunk size alone, never on who runs it."""
+
+    number: int
+    samples: tuple[SampleKey, ...]
+    requests: tuple[Instance, ...]
+
+
+def make_chunks(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions, size: int) -> list[Chunk]:
+    """Returns the samples of a task in the harness's order, `size` in a chunk."""
+    by_sample: dict[SampleKey, list[Instance]] = {}
+    for name, requests in build_requests(lm, task, options).items():
+        for request in requests:
+            by_sample.setdefault(SampleKey(name, request.doc_id), []).append(request)
+    keys = list(by_sample)
+    chunks = []
+    for number, start in enumerate(range(0, len(keys), size)):
+        members = tuple(keys[start : start + size])
+        chunks.append(Chunk(number, members, tuple(request for key in members for request in by_sample[key])))
+    return chunks
+
+
+def data_hash(chunks: Sequence[Chunk]) -> str:
+    """Returns the hash of everything that a task asks, and of the documents that its answers are compared with."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        for request in chunk.requests:
+            content = [request.task_name, request.doc_id, request.arguments, request.doc]
+            digest.update(json.dumps(content, sort_keys=True, default=lambda each: type(each).__name__).encode())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """What identifies a cell besides its config: task, limit and everything that changes numbers."""
+
+    experiment: Experiment
+    session: Session
+    task: LoadedTask
+    limit: int | None
+    chunks: tuple[Chunk, ...]
+    data: str  # hash
+
+    @property
+    def folder_name(self) -> str:
+        return task_folder(self.task.name, self.limit)
+
+    def identity(self, config: ConfigSpec) -> Identity:
+        spec, session = self.experiment.spec, self.session
+        engine = session.engine(self.experiment, config)
+        plugins = plugin_hashes([*engine.rules, engine.policy])
+        return Identity(
+            **({"plugins": plugins} if plugins else {}),
+            model=session.model_hash,
+            layers=session.model.config.layers,
+            source=source_hash(),
+            libraries=library_versions(),
+            kernels=kernels.serve(session.model.dtype, session.device),
+            weights=session.weights,
+            rules=[registry.describe(rule) for rule in engine.rules],
+            policy=registry.describe(engine.policy),
+            decoding=DecodingIdentity(**asdict(engine.decoding)),
+            task=self.task.name,
+            metric=self.task.accuracy,
+            num_fewshot=self.task.num_fewshot,
+            data=self.data,
+            limit=self.limit,
+            seed=spec.seed,
+            estimator=spec.estimator,
+            max_new_tokens=spec.decoding.max_new_tokens,
+            token_limit=spec.max_new_tokens,
+            dtype=str(session.model.dtype),
+            device=str(session.device),
+            batch_size=session.batch_size,
+            chunk_samples=spec.chunk_samples,
+        )
+
+
+def prepare_task(experiment: Experiment, session: Session, task: LoadedTask, limit: int | None) -> TaskRun:
+    """Divides the requests that the harness makes for a task into chunks; nothing is run."""
+    baseline = experiment.config(experiment.spec.baseline)
+    lm = ConfigRunner(session, experiment, baseline, task.path).lm
+    chunks = tuple(make_chunks(lm, task, EvaluationOptions(limit=limit), experiment.spec.chunk_samples))
+    return checked_task_run(experiment, session, task, limit, chunks)
+
+
+def checked_task_run(
+    experiment: Experiment, session: Session, task: LoadedTask, limit: int | None, chunks: tuple[Chunk, ...]
+) -> TaskRun:
+    """Refuses requests that the model has no room for, before a stored result is opened or set aside."""
+    lm = ConfigRunner(session, experiment, experiment.config(experiment.spec.baseline), task.path).lm
+    lm.check_requests([request for chunk in chunks for request in chunk.requests])
+    return TaskRun(experiment, session, task, limit, chunks, data_hash(chunks))
