@@ -11,7 +11,7 @@ WORKERS ?= 2
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/stepsaver/engine/kernels/*.[ch])
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/stepsaver/engine/backends/cpu/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH) --constraint constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
@@ -36,4 +36,4 @@ test-slurm: setup
 	$(BIN)/pytest -rs -m slurm tests/slurm
 
 clean:
-	rm -rf $(VENV) src/stepsaver/engine/kernels/*.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) src/stepsaver/engine/backends/cpu/*.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-FOLDER = "src/stepsaver/engine/kernels"
+FOLDER = "src/stepsaver/engine/backends/cpu"
 SOURCES = (
     "kernels.c",
     "rows.h",
@@ -16,13 +16,13 @@ SOURCES = (
     "layer.h",
     "parts.h",
     "tiles.c",
-)  # in the order of kernels/__init__.py
+)  # in the order of backends/cpu/kernels.py
 source = b"".join((Path(__file__).parent / FOLDER / name).read_bytes() for name in SOURCES)
 
 setup(
     ext_modules=[
         Extension(
-            "stepsaver.engine.kernels._kernels",
+            "stepsaver.engine.backends.cpu._kernels",
             [f"{FOLDER}/{name}" for name in SOURCES if name.endswith(".c")],
             depends=[f"{FOLDER}/{name}" for name in SOURCES if name.endswith(".h")],
             define_macros=[("SOURCE_HASH", f'"{hashlib.sha256(source).hexdigest()[:16]}"')],

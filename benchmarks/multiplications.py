@@ -15,8 +15,8 @@ from torch import Tensor
 
 from stepsaver.bench.machine.measurement import store_measurement
 from stepsaver.bench.machine.shapes import SHAPES
+from stepsaver.engine.backends.cpu.layouts import keep_halves, multiply_packed, pack
 from stepsaver.engine.models.config import ModelConfig
-from stepsaver.engine.models.layouts import keep_halves, multiply_packed, pack
 
 MEASURED = Path(__file__).parent / "measured"
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -61,7 +61,8 @@ def generate(site: Path) -> str:
 
 def where(site: Path) -> str:
     program = (
-        f"import sys; sys.path.insert(0, {str(site)!r}); import stepsaver; from stepsaver.engine import kernels\n"
+        f"import sys; sys.path.insert(0, {str(site)!r}); import stepsaver\n"
+        "from stepsaver.engine.backends.cpu import kernels\n"
         "print(stepsaver.__version__, stepsaver.__file__)"
     )
     return run(sys.executable, "-c", program)
@@ -99,7 +100,7 @@ def test_the_wheel_has_what_the_docs_say(clone: Path, tmp_path: Path) -> None:
 def test_the_sdist_builds_what_it_is_made_of(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "src/stepsaver/engine/kernels").glob("*.[ch]")}
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "src/stepsaver/engine/backends/cpu").glob("*.[ch]")}
     assert sources | {"pyproject.toml", "setup.py", "README.md", "LICENSE"} <= names
 
 

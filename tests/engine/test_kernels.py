@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepsaver.engine import kernels
+from stepsaver.engine.backends.cpu import kernels
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.rope import Rope, rotate, rotation_table
 from tests.conftest import GOLDEN
@@ -358,7 +358,7 @@ def test_halves_hide_nothing_that_is_not_finite(wrong: float) -> None:
 def test_decoding_equals_the_reference_with_fewer_kernels_too(setting: str, served: bool) -> None:
     """Without any, and with those of a processor that has no wide instructions."""
     script = (
-        "import torch; from stepsaver.engine import kernels; "
+        "import torch; from stepsaver.engine.backends.cpu import kernels; "
         "from tests.engine.test_kernels import decode_golden; "
         f"assert kernels.serve(torch.float32, torch.device('cpu')) is {served}; decode_golden()"
     )
@@ -405,7 +405,8 @@ def test_halves_are_multiplied_by_narrower_vectors_too() -> None:
     out = torch.empty(20, 70)
     kernels.multiply(x, in_blocks(weight), None, out)
     script = (
-        "import torch; from stepsaver.engine import kernels; from tests.engine.test_kernels import in_blocks, numbers\n"
+        "import torch; from stepsaver.engine.backends.cpu import kernels\n"
+        "from tests.engine.test_kernels import in_blocks, numbers\n"
         "out = torch.empty(20, 70)\n"
         "kernels.multiply(numbers(1, 20, 600), in_blocks(numbers(0, 70, 600, spread=0.1).half()), None, out)\n"
         "print(out.double().tolist())"

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepsaver.engine import forward, kernels
+from stepsaver.engine import forward
+from stepsaver.engine.backends.cpu import kernels
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.forward import Memory, StepOutput, run_step
 from stepsaver.engine.models.load import random_model

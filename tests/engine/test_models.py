@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from stepsaver.engine.backends.cpu.layouts import Packed
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.device import choose_dtype
 from stepsaver.engine.engine import Engine
@@ -16,7 +17,6 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models import linear
 from stepsaver.engine.models.architecture import architectures
 from stepsaver.engine.models.config import parse_config, read_config
-from stepsaver.engine.models.layouts import Packed
 from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.load import load_model, random_model, save_weights
 from stepsaver.engine.models.rope import Rope, rotate, rotation_table

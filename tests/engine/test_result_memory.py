@@ -5,8 +5,8 @@ import gc
 import pytest
 import torch
 
-from stepsaver.engine.models.large_pages import HAS_LARGE_PAGES
-from stepsaver.engine.models.result_memory import LEAST, MOST, ResultMemory
+from stepsaver.engine.backends.cpu.large_pages import HAS_LARGE_PAGES
+from stepsaver.engine.backends.cpu.result_memory import LEAST, MOST, ResultMemory
 
 ROWS = 64
 WIDTH = LEAST // ROWS // 4 + 1  # just large enough to be kept

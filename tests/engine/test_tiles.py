@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from stepsaver.engine import kernels, tiles
+from stepsaver.engine.backends.cpu import kernels, tiles
 from stepsaver.engine.errors import UsageError
 
 CPU = torch.device("cpu")

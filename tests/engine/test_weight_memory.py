@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepsaver.engine.models import weight_memory
-from stepsaver.engine.models.large_pages import HAS_LARGE_PAGES, map_large_pages
-from stepsaver.engine.models.weight_memory import LINE, give_back, take_halves
+from stepsaver.engine.backends.cpu import weight_memory
+from stepsaver.engine.backends.cpu.large_pages import HAS_LARGE_PAGES, map_large_pages
+from stepsaver.engine.backends.cpu.weight_memory import LINE, give_back, take_halves
 
 chunked = pytest.mark.skipif(not HAS_LARGE_PAGES, reason="this system has no large pages to ask for")
 

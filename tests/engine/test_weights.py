@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from stepsaver.engine.backends.cpu.layouts import Floats, Halves, Packed, Plain, keep_halves
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models import linear
-from stepsaver.engine.models.layouts import Floats, Halves, Packed, Plain, keep_halves
 from stepsaver.engine.models.linear import Kept, Linear, halves_problem
 from stepsaver.engine.models.load import load_model, random_model, save_weights
 from stepsaver.engine.models.transformer import Transformer

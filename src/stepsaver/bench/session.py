@@ -17,7 +17,8 @@ from stepsaver.bench.folders import task_folder
 from stepsaver.bench.identity import folder_hash, gpu_name, library_versions, peak_memory, plugin_hashes, source_hash
 from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.bench.step_counts import count_steps
-from stepsaver.engine import kernels, registry
+from stepsaver.engine import registry
+from stepsaver.engine.backends.cpu import kernels
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Weights

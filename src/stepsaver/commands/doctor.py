@@ -77,7 +77,7 @@ def _device(name: str, dtype_name: str) -> Finding:
 
 
 def _weights() -> Finding:
-    from stepsaver.engine.models.layouts import can_pack
+    from stepsaver.engine.backends.cpu.layouts import can_pack
     from stepsaver.engine.models.linear import halves_problem
 
     problem = halves_problem()
@@ -87,14 +87,14 @@ def _weights() -> Finding:
 
 
 def _kernels() -> Finding:
-    from stepsaver.engine import kernels
+    from stepsaver.engine.backends.cpu import kernels
 
     says = f"torch's operations instead ({kernels.problem})" if kernels.problem else "used on the CPU in float32"
     return Finding("kernels", True, says)
 
 
 def _tiles() -> Finding:
-    from stepsaver.engine.tiles import LIMIT, are_announced, limit_to_what_works
+    from stepsaver.engine.backends.cpu.tiles import LIMIT, are_announced, limit_to_what_works
 
     if not are_announced():
         return Finding("matrix tiles", True, "none on this processor")

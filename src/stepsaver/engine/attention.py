@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepsaver.engine import kernels
+from stepsaver.engine.backends.cpu import kernels
 from stepsaver.engine.cache import Index, KeyValueCache
 from stepsaver.engine.models.rope import Rotation, rotate
 from stepsaver.engine.models.transformer import HeadNorms

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepsaver.engine import kernels
+from stepsaver.engine.backends.cpu import kernels
+from stepsaver.engine.backends.cpu.large_pages import HAS_LARGE_PAGES, map_large_pages
 from stepsaver.engine.models.config import ModelConfig
-from stepsaver.engine.models.large_pages import HAS_LARGE_PAGES, map_large_pages
 
 Index = NDArray[np.int64]
 

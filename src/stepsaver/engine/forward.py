@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from stepsaver.engine.attention import mix
-from stepsaver.engine.cache import DeltaCache, KeyValueCache, keep_deltas
-from stepsaver.engine.kernels.layers import (
+from stepsaver.engine.backends.cpu.layers import (
     KeptDeltas,
     LayerStack,
     RowsOfParts,
@@ -23,6 +22,7 @@ from stepsaver.engine.kernels.layers import (
     run_layers,
     run_reused_layers,
 )
+from stepsaver.engine.cache import DeltaCache, KeyValueCache, keep_deltas
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Attention, Layer, Transformer
 from stepsaver.engine.packing import PackedRun, Packer, PartRows, Step, Subset, pack_rows, run_end

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepsaver.engine import kernels
+from stepsaver.engine.backends.cpu import kernels
 from stepsaver.engine.errors import UsageError, shown
 
 

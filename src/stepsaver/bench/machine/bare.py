@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepsaver.engine.models.layouts import Slice, can_pack, multiply_packed, pack
+from stepsaver.engine.backends.cpu.layouts import Slice, can_pack, multiply_packed, pack
 from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.transformer import Layer, Transformer
 from stepsaver.engine.trace import ForwardRecord

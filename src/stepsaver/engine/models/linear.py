@@ -11,11 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepsaver.engine import kernels
-from stepsaver.engine.defaults import KINDS_OF_WEIGHTS, WEIGHTS, Weights
-from stepsaver.engine.errors import UsageError, unknown_name
-from stepsaver.engine.kernels.layers import Map
-from stepsaver.engine.models.layouts import (
+from stepsaver.engine.backends.cpu import kernels
+from stepsaver.engine.backends.cpu.layers import Map
+from stepsaver.engine.backends.cpu.layouts import (
     Blocks,
     Floats,
     Halves,
@@ -26,6 +24,8 @@ from stepsaver.engine.models.layouts import (
     can_pack,
     keep_halves,
 )
+from stepsaver.engine.defaults import KINDS_OF_WEIGHTS, WEIGHTS, Weights
+from stepsaver.engine.errors import UsageError, unknown_name
 
 LARGE = 1 << 17  # weights with fewer numbers stay in the processor's caches
 

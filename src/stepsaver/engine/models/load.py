@@ -11,13 +11,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from stepsaver.engine.backends.cpu.tiles import require_working_tiles
 from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.models import linear
 from stepsaver.engine.models.config import ModelConfig, read_config, read_json
 from stepsaver.engine.models.linear import Linear, check_weights
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.tiles import require_working_tiles
 
 # Our fused modules, and the checkpoint's modules whose rows they stack.
 LAYER_MODULES = {

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepsaver.engine import kernels
+from stepsaver.engine.backends.cpu import kernels
+from stepsaver.engine.backends.cpu.layers import LayerMaps, LayerShape, LayerStack
+from stepsaver.engine.backends.cpu.layouts import Slice
 from stepsaver.engine.defaults import WEIGHTS, Weights
-from stepsaver.engine.kernels.layers import LayerMaps, LayerShape, LayerStack
 from stepsaver.engine.models.config import ModelConfig
-from stepsaver.engine.models.layouts import Slice
 from stepsaver.engine.models.linear import LARGE, Embedding, Kept, Linear
 from stepsaver.engine.models.rope import Rotation, rotate, rotation_table
 

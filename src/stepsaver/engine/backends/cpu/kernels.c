@@ -4,7 +4,7 @@
  * caches and costs tens of microseconds whatever it computes (docs/speed.md). These loops replace some twenty of them
  * per layer. Each row is computed by itself, so that a result does not depend on the rows beside it.
  *
- * Single precision, rows in memory order. `stepsaver/engine/kernels/__init__.py` describes every function.
+ * Single precision, rows in memory order. `stepsaver/engine/backends/cpu/kernels.py` describes every function.
  */
 #include <float.h>
 #include <math.h>

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stepsaver.engine.kernels import BLOCK, KINDS, can_attend, library
+from stepsaver.engine.backends.cpu.kernels import BLOCK, KINDS, can_attend, library
 
 
 class Map(NamedTuple):

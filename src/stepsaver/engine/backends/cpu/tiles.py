@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from stepsaver.engine import kernels
+from stepsaver.engine.backends.cpu import kernels
 from stepsaver.engine.errors import UsageError
 
 CPU_FACTS = Path("/proc/cpuinfo")

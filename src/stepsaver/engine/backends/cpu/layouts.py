@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepsaver.engine import kernels
-from stepsaver.engine.kernels.layers import Map
-from stepsaver.engine.models.result_memory import take_result
-from stepsaver.engine.models.weight_memory import give_back, take_halves
+from stepsaver.engine.backends.cpu import kernels
+from stepsaver.engine.backends.cpu.layers import Map
+from stepsaver.engine.backends.cpu.result_memory import take_result
+from stepsaver.engine.backends.cpu.weight_memory import give_back, take_halves
 
 Slice = tuple[int, int]  # rows of the weight, which are columns of the result
 

@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from stepsaver.engine.models.large_pages import HAS_LARGE_PAGES, map_large_pages
+from stepsaver.engine.backends.cpu.large_pages import HAS_LARGE_PAGES, map_large_pages
 
 CHUNK = 1 << 26  # bytes; unused ones are never touched
 LINE = 64

@@ -8,7 +8,7 @@
 #include <omp.h>
 #endif
 
-/* A layer as Python describes it (kernels/layers.py): addresses, 0 where there is nothing. */
+/* A layer as Python describes it (layers.py): addresses, 0 where there is nothing. */
 typedef struct {
     const void *qkv, *qkv_bias, *output, *output_bias, *gate_up, *gate_up_bias, *down, *down_bias;
     const float *attention_columns, *mlp_columns, *norms;

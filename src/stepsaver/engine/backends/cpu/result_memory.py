@@ -11,7 +11,7 @@ import threading
 import torch
 from torch import Tensor
 
-from stepsaver.engine.models.large_pages import HAS_LARGE_PAGES, map_large_pages
+from stepsaver.engine.backends.cpu.large_pages import HAS_LARGE_PAGES, map_large_pages
 
 LEAST, MOST = 1 << 25, 1 << 28  # bytes: less is kept by the C library itself, more is too much to keep
 UNUSED = 3  # references to memory without a tensor: the attribute, the local name, the argument of `getrefcount`

@@ -1,0 +1,1 @@
+"""What runs the operations of a layer, a folder per kind of device. `forward.py` knows none of them."""

@@ -1,0 +1,1 @@
+"""The CPU in single precision: compiled operations, layouts of weights, and the memory that both take."""
