@@ -25,9 +25,10 @@ ALLOWED = {
     "evaluation": {"engine", "evaluation"},
     "training": {"engine", "evaluation", "training", "cli"},
     "bench": {"engine", "evaluation", "bench"},
+    "tune": {"engine", "evaluation", "bench", "tune"},
     "report": {"engine", "evaluation", "bench", "report"},
     "api": {"engine", "evaluation", "bench", "report", "api", "extras"},
-    "commands": {"engine", "evaluation", "bench", "report", "training", "commands", "extras"},
+    "commands": {"engine", "evaluation", "bench", "tune", "report", "training", "commands", "extras"},
 }
 ENGINE_PACKAGES = {"torch", "numpy", "safetensors", "stepsaver"}
 

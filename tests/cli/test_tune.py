@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from stepsaver.bench import measure_rows
-from stepsaver.bench.tuning import confirm, tuning
-from stepsaver.bench.tuning.race import Goal, Observed
-from stepsaver.bench.tuning.search import Found
-from stepsaver.bench.tuning.space import DeclaredSpace
-from stepsaver.bench.tuning.trials import BenchTrials
 from stepsaver.cli import main
 from stepsaver.evaluation.recipe import read_recipe
 from stepsaver.report.tuning_page import parallelism_line
+from stepsaver.tune import confirm, tuning
+from stepsaver.tune.race import Goal, Observed
+from stepsaver.tune.search import Found
+from stepsaver.tune.space import DeclaredSpace
+from stepsaver.tune.trials import BenchTrials
 from tests.evaluation.tiny_folder import write_model_folder
 
 PROMPTS = 64

@@ -16,8 +16,8 @@ from stepsaver.engine.errors import UsageError, shown
 if TYPE_CHECKING:
     from stepsaver.bench.experiment import Experiment
     from stepsaver.bench.session import Session
-    from stepsaver.bench.tuning.problems import SplitProblems
-    from stepsaver.bench.tuning.tuning import Aim, Outcome, Tuning
+    from stepsaver.tune.problems import SplitProblems
+    from stepsaver.tune.tuning import Aim, Outcome, Tuning
 
 WHEN_STOPPED = "every finished chunk and every attempt is stored, and the same command goes on from there"
 HELP = "find the fastest settings that keep the answers"
@@ -57,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
     from stepsaver.bench.durable import exclusive
     from stepsaver.bench.session import open_session
-    from stepsaver.bench.tuning.ledger import Ledger
-    from stepsaver.bench.tuning.tuning import Tuning, with_stored_configs, write_experiment
+    from stepsaver.tune.ledger import Ledger
+    from stepsaver.tune.tuning import Tuning, with_stored_configs, write_experiment
 
     aim = _aim(options)
     if options.jobs != "local":
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _aim(options: argparse.Namespace) -> "Aim":
-    from stepsaver.bench.tuning.tuning import Aim
+    from stepsaver.tune.tuning import Aim
 
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", options.budget.strip())
     if not found or found[2] not in UNITS or not 0 < float(found[1]) * UNITS[found[2]] <= MOST_SECONDS:
@@ -109,8 +109,8 @@ def _experiment(options: argparse.Namespace, aim: "Aim") -> "Experiment":
     """The tuning's experiment: plain decoding at the reference's settings, and no candidate yet."""
     from stepsaver.bench.experiment import Condition, ConfigSpec, Criterion, Experiment, ExperimentSpec, Success
     from stepsaver.bench.folders import experiments_folder
-    from stepsaver.bench.tuning.problems import chunk_samples
-    from stepsaver.bench.tuning.trials import BASELINE
+    from stepsaver.tune.problems import chunk_samples
+    from stepsaver.tune.trials import BASELINE
 
     task = options.task or re.sub(r"[^\w.+-]", "_", options.prompts.stem).lstrip("_.+-") or "prompts"
     model = re.sub(r"[^\w.-]", "_", Path(options.model).name)
@@ -165,8 +165,8 @@ def _load_tasks(options: argparse.Namespace) -> list[Any]:
 def _problems(
     options: argparse.Namespace, experiment: "Experiment", session: "Session", tasks: list[Any], prompts: list[str]
 ) -> "SplitProblems":
-    from stepsaver.bench.tuning.agreement import answer_pattern
-    from stepsaver.bench.tuning.problems import prompt_problems, task_problems
+    from stepsaver.tune.agreement import answer_pattern
+    from stepsaver.tune.problems import prompt_problems, task_problems
 
     if tasks:
         return task_problems(experiment, session, tasks[0], tasks[1] if len(tasks) > 1 else None)
@@ -180,9 +180,9 @@ def _problems(
 def _print_plan(session: "Session", problems: "SplitProblems", aim: "Aim") -> None:
     from collections import Counter
 
-    from stepsaver.bench.tuning.confirm import least_problems
-    from stepsaver.bench.tuning.space import DeclaredSpace
-    from stepsaver.bench.tuning.tuning import SHARE_OF_SEARCH
+    from stepsaver.tune.confirm import least_problems
+    from stepsaver.tune.space import DeclaredSpace
+    from stepsaver.tune.tuning import SHARE_OF_SEARCH
 
     space = DeclaredSpace(session.decoding, session.model.config.layers, ("all",))
     names = space.singles()
@@ -204,9 +204,9 @@ def _print_plan(session: "Session", problems: "SplitProblems", aim: "Aim") -> No
 
 def _show(options: argparse.Namespace, tuning: "Tuning", outcome: "Outcome") -> int:
     from stepsaver.bench.durable import write_beside
-    from stepsaver.bench.tuning.record import tuning_document
     from stepsaver.evaluation.recipe import recipe_text
     from stepsaver.report.tuning_page import parallelism_line, tuning_page
+    from stepsaver.tune.record import tuning_document
 
     folder = tuning.experiment.folder
     document = tuning_document(tuning.experiment, outcome, tuning.measure)
@@ -231,8 +231,8 @@ def _show(options: argparse.Namespace, tuning: "Tuning", outcome: "Outcome") -> 
 
 def _parallelism(tuning: "Tuning", document: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the tokens per forward of baseline and winner, if there is one, on the problems that confirmed it."""
-    from stepsaver.bench.tuning.trials import BASELINE
     from stepsaver.report.tuning_page import confirmed_parallelism
+    from stepsaver.tune.trials import BASELINE
 
     fresh, winner = tuning.problems.fresh, [each for each in document["attempts"] if each["outcome"] == "confirmed"]
     if not winner:

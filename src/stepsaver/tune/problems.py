@@ -11,11 +11,11 @@ from lm_eval.api.instance import Instance
 from stepsaver.bench.cells import CellRun
 from stepsaver.bench.experiment import Experiment
 from stepsaver.bench.session import Chunk, SampleKey, Session, TaskRun, checked_task_run, prepare_task
-from stepsaver.bench.tuning.agreement import agreement, how_compared
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.answer_values import answer_values
 from stepsaver.evaluation.recipe import Measure
 from stepsaver.evaluation.task_loading import LoadedTask
+from stepsaver.tune.agreement import agreement, how_compared
 
 SEARCHED = 0.3  # of a task's problems, if it names no others to confirm on
 LEAST_CHUNKS = 2

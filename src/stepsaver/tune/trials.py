@@ -10,8 +10,8 @@ from stepsaver.bench.cells import CellRun, Opening, open_cells, run_missing
 from stepsaver.bench.experiment import ConfigSpec
 from stepsaver.bench.store import Timing
 from stepsaver.bench.summarise import chunk_pairs, speed_ups
-from stepsaver.bench.tuning.problems import Problems
-from stepsaver.bench.tuning.race import Observed
+from stepsaver.tune.problems import Problems
+from stepsaver.tune.race import Observed
 
 BASELINE = "baseline"
 BUSY = 0.5  # cores that other processes use while a chunk is timed: it then counts only if no chunk was quieter

@@ -2,9 +2,9 @@
 
 import pytest
 
-from stepsaver.bench.tuning.agreement import agreement, answer_pattern, how_compared
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestKey, RequestRecord
+from stepsaver.tune.agreement import agreement, answer_pattern, how_compared
 
 
 def answer(text: str, ids: tuple[int, ...] = ()) -> RequestRecord:

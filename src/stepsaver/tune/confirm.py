@@ -11,7 +11,7 @@ from math import ceil
 from typing import Literal, Protocol
 
 from stepsaver.bench.statistics import Interval
-from stepsaver.bench.tuning.race import NEVER_SEEN, NORMAL, Observed, drop_interval, speed_interval
+from stepsaver.tune.race import NEVER_SEEN, NORMAL, Observed, drop_interval, speed_interval
 
 Outcome = Literal["confirmed", "rejected", "undecided"]
 POWER = 0.9  # the probability of confirming a candidate that is as good as it looked

@@ -8,7 +8,6 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from stepsaver.bench.tuning.race import Goal, Observed
 from stepsaver.engine import registry
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
@@ -17,6 +16,7 @@ from stepsaver.engine.policies.policy import DEFAULT_POLICY, Policy
 from stepsaver.engine.policies.verified import Verified
 from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.tuned import BY_DRIFT, tuned_fields
+from stepsaver.tune.race import Goal, Observed
 
 logger = logging.getLogger(__name__)
 

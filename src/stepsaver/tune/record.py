@@ -3,8 +3,8 @@
 from typing import Any
 
 from stepsaver.bench.experiment import Experiment
-from stepsaver.bench.tuning.race import drop_interval, speed_interval
-from stepsaver.bench.tuning.tuning import Outcome
+from stepsaver.tune.race import drop_interval, speed_interval
+from stepsaver.tune.tuning import Outcome
 
 
 def tuning_document(experiment: Experiment, outcome: Outcome, measure: str) -> dict[str, Any]:

@@ -6,15 +6,15 @@ from typing import ClassVar
 import pytest
 
 from stepsaver.bench.experiment import ConfigSpec
-from stepsaver.bench.tuning.race import Goal, Observed
-from stepsaver.bench.tuning.space import POLICIES, RULES, DeclaredSpace
-from stepsaver.bench.tuning.tuning import config_of
 from stepsaver.engine import registry
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.policies.verified import Verified
 from stepsaver.engine.tuned import BY_DRIFT, NOT_TUNED, TUNED, tuned, tuned_fields
+from stepsaver.tune.race import Goal, Observed
+from stepsaver.tune.space import POLICIES, RULES, DeclaredSpace
+from stepsaver.tune.tuning import config_of
 from tests.conftest import tiny_config
 
 DECLARED = [*registry.found_in(RULES).values(), *registry.found_in(POLICIES).values()]

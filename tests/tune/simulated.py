@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepsaver.bench.tuning.race import Goal, Observed
+from stepsaver.tune.race import Goal, Observed
 
 CHUNK = 64
 SEARCH_CHUNKS, FRESH = 20, 5120

@@ -13,8 +13,8 @@ from typing import Any
 from stepsaver.bench.durable import write_beside
 from stepsaver.bench.statistics import Interval
 from stepsaver.bench.store import read_json
-from stepsaver.bench.tuning.confirm import Attempt
 from stepsaver.engine.errors import UsageError
+from stepsaver.tune.confirm import Attempt
 
 FILE = "attempts.json"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf, log2
 from typing import Protocol
 
-from stepsaver.bench.tuning.race import CAUTION, Goal, Observed
+from stepsaver.tune.race import CAUTION, Goal, Observed
 
 HOPELESS = 1.02  # no race could tell a speed-up below this from none
 SHARE_OF_SINGLES, SHARE_OF_COMBINATIONS = 0.35, 0.2  # of the search's time; the race has the rest

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multinomial
 
-from stepsaver.bench.tuning.confirm import (
+from stepsaver.tune.confirm import (
     MOST_ATTEMPTS,
     Attempt,
     confidence_of,
@@ -18,9 +18,9 @@ from stepsaver.bench.tuning.confirm import (
     least_problems,
     problems_needed,
 )
-from stepsaver.bench.tuning.race import Goal, Observed, drop_interval, speed_interval
-from stepsaver.bench.tuning.search import search
-from tests.bench.tuning.simulated import (
+from stepsaver.tune.race import Goal, Observed, drop_interval, speed_interval
+from stepsaver.tune.search import search
+from tests.tune.simulated import (
     CHUNK,
     FRESH,
     SEARCH_CHUNKS,

@@ -15,17 +15,17 @@ from stepsaver.bench.experiment_file import FILE, read_experiment
 from stepsaver.bench.identity import device_name
 from stepsaver.bench.session import Session
 from stepsaver.bench.stored_costs import store_row_costs
-from stepsaver.bench.tuning.confirm import MOST_ATTEMPTS, Attempt, confidence_of, confirm, least_problems
-from stepsaver.bench.tuning.ledger import Ledger
-from stepsaver.bench.tuning.problems import Problems, SplitProblems
-from stepsaver.bench.tuning.race import Goal, Observed
-from stepsaver.bench.tuning.search import Found, search
-from stepsaver.bench.tuning.space import Candidate, DeclaredSpace
-from stepsaver.bench.tuning.trials import BASELINE, BenchTrials, Report
 from stepsaver.engine import registry
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.recipe import Figure, MadeFor, Measured, Recipe, versions_here
+from stepsaver.tune.confirm import MOST_ATTEMPTS, Attempt, confidence_of, confirm, least_problems
+from stepsaver.tune.ledger import Ledger
+from stepsaver.tune.problems import Problems, SplitProblems
+from stepsaver.tune.race import Goal, Observed
+from stepsaver.tune.search import Found, search
+from stepsaver.tune.space import Candidate, DeclaredSpace
+from stepsaver.tune.trials import BASELINE, BenchTrials, Report
 
 SHARE_OF_SEARCH = 0.5  # of the budget; the rest is for confirming
 CALIBRATED_ON, CALIBRATED_TOKENS = 8, 64
