@@ -16,10 +16,10 @@ from stepsaver.bench.timings import confirmation_p
 from stepsaver.bench.verdict import judge
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
+from stepsaver.report.artifacts import read_stored_task
 from stepsaver.report.experiment_page import experiment_page
-from stepsaver.report.figures.accuracy_speed import wanted_regions
+from stepsaver.report.figures import wanted_regions
 from stepsaver.report.overview import Overview, overview_page
-from stepsaver.report.reading import read_stored_task
 from tests.bench.conftest import EXPERIMENT
 from tests.bench.tampering import edit_lines
 from tests.bench.test_statistics import SUCCESS, summary

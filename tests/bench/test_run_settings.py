@@ -124,7 +124,7 @@ def test_any_task_of_lm_eval_runs_if_its_metric_is_named(
     page = ["report", str(experiment), "--task", "gsm8k_cot", "--limit", "2", "--data-dir", str(data)]
     assert main(page) == 0
     from stepsaver.bench.folders import find_experiment
-    from stepsaver.report.reading import read_stored_task
+    from stepsaver.report.artifacts import read_stored_task
 
     asked = find_experiment(str(experiment))
     task = read_stored_task(asked, experiment / "results", "gsm8k_cot", limit=2, model=asked.spec.model, data_dir=data)

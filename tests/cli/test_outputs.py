@@ -35,7 +35,7 @@ def test_places_that_refuse_a_file_are_named_before_the_work(
 ) -> None:
     for work in (
         "evaluation.open_model.load_model",
-        "report.reading.read_stored_task",
+        "report.artifacts.read_stored_task",
         "report.overview.read_overview",
     ):
         monkeypatch.setattr(f"stepsaver.{work}", None)

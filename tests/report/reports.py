@@ -9,7 +9,7 @@ from stepsaver.bench.experiment import Experiment
 from stepsaver.bench.experiment_file import read_experiment
 from stepsaver.bench.statistics import Interval, median_interval
 from stepsaver.evaluation.records import RequestKey, RequestRecord
-from stepsaver.report.cells import Details, ReportCell, ReportTask
+from stepsaver.report.cells import ReportCell, ReportTask
 from stepsaver.report.documents import Document, DocumentKey, TaskDocuments
 from tests.bench import made_up
 
@@ -98,15 +98,9 @@ def made_up_task(
         rates = [(float(minute), (40.0 if minute == 0 else 100.0) + place + minute) for minute in range(10)]
         rate = median_interval([each for _, each in rates])
         summary = summary_of(config.name, place, samples, rate, is_baseline=config.name == experiment.spec.baseline)
-        details = Details(
-            rates=rates,
-            prefill_seconds=5.0,
-            tokens=(3.0, 20.0, 40.0, 60.0, 96.0, 42.0),
-            subjects=dict.fromkeys(subjects, (3.0, 5)),
-        )
         records = tuple(record_of(key.document, answer(place, key.document)) for key in keys)
         scores = {key: float(place < 3) for key in keys}
-        cells.append(ReportCell(config, "done", "", summary, details, records, scores))
+        cells.append(ReportCell(config, "done", "", summary, tuple(rates), records, scores))
     return ReportTask(
         experiment, experiment.folder / "results", TASK, tuple(cells), tuple(findings), TaskDocuments(documents)
     )

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from stepsaver.bench.folders import find_experiment
-from stepsaver.bench.stored_costs import read_row_costs
 from stepsaver.cli import main
 from stepsaver.commands.demo import WAYS_THAT_PAY
+from stepsaver.report.artifacts import read_stored_task
 from stepsaver.report.documents import read_documents
-from stepsaver.report.reading import read_stored_task
 from tests.bench.tampering import edit_lines
 from tests.evaluation.tiny_folder import write_model_folder
 from tests.report.browsing import count, open_page, text, texts
@@ -93,7 +92,7 @@ def test_a_report_writes_the_page_and_the_tables(experiment: Path, capsys: pytes
     tabs = page_data(experiment / "report.html")["tabs"]
     assert [tab["name"] for tab in tabs] == [f"mini_gsm8k_limit_{LIMIT}", f"mini_mmlu_limit_{LIMIT}"]
     assert [row[0]["text"] for row in block(tabs[0], "results")["rows"]] == list(CONFIGS)
-    assert len(block(tabs[1], "subjects")["figure"]["data"][0]["y"]) >= 2
+    assert [each["name"] for each in block(tabs[0], "work")["figure"]["data"]][-2:] == ["sub-block steps", "commits"]
 
 
 def test_scores_are_those_of_the_run(experiment: Path) -> None:
@@ -125,7 +124,7 @@ def test_tables_and_figures_for_a_paper(experiment: Path, tmp_path: Path) -> Non
         (f"mini_gsm8k_limit_{LIMIT}", each) for each in CONFIGS
     ]
     names = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert f"mini_mmlu_limit_{LIMIT}_subjects.pdf" in names
+    assert f"mini_mmlu_limit_{LIMIT}_rate_over_time.pdf" in names
     assert f"mini_gsm8k_limit_{LIMIT}_accuracy_speed.png" in names
     assert {path.read_bytes()[:4] for path in (tmp_path / "figures").glob("*.pdf")} == {b"%PDF"}
 
@@ -188,27 +187,12 @@ def test_artifacts_show_a_run_without_its_results(experiment: Path, chromium: An
     report(experiment)
     after = page_data(experiment / "report.html")["tabs"][1]
     assert block(after, "results") == block(before, "results")
-    assert block(after, "subjects") == block(before, "subjects")
+    assert block(after, "work") == block(before, "work")
     open_page(chromium, experiment / "report.html")
     chromium.execute_async_script("window.shown.then(() => arguments[0]())")
     assert "Samples are not part of the artifacts" in text(chromium, "[data-block=samples]")
     assert chromium.get_log("browser") == []
     report(experiment, "--save-artifacts", expected=2)
-
-
-def test_artifacts_keep_what_rows_take(experiment: Path) -> None:
-    report(experiment, "--save-artifacts")
-    before = page_data(experiment / "report.html")["tabs"][1]
-    folder = f"mini_mmlu_limit_{LIMIT}"
-    measured = read_row_costs(experiment / "results" / folder)
-    assert read_row_costs(experiment / "artifacts" / folder) == measured
-    shutil.rmtree(experiment / "results")
-    report(experiment)
-    after = page_data(experiment / "report.html")["tabs"][1]
-    ((session, costs),) = measured.items()
-    shown = block(after, f"rows-{session}")
-    assert shown == block(before, f"rows-{session}")
-    assert [row[0]["value"] for row in shown["rows"]] == list(costs.rows)
 
 
 def test_only_a_complete_run_becomes_artifacts(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,11 +108,11 @@ def test_the_first_screen_answers_the_question(chromium: Any, page: Path, experi
 
 
 def every_figure_is_drawn(chromium: Any) -> None:
-    names = ["accuracy_speed", "row_layers", "seconds", "rate_over_time", "tokens_per_sample", "subjects"]
+    names = ["accuracy_speed", "work", "rate_over_time"]
     assert chromium.execute_script("return [...document.querySelectorAll('.plot')].map((p) => p.dataset.name)") == names
     for name in names:
         assert count(chromium, f"[data-name={name}] .main-svg") > 0, name
-    assert count(chromium, "[data-name=row_layers] .barlayer .trace") == 5
+    assert count(chromium, "[data-name=work] .barlayer .trace") == 5
     facts = dict(zip(texts(chromium, ".facts dt"), texts(chromium, ".facts dd"), strict=True))
     assert "hash abc" in facts["model"]
     assert "prefix cache on" in facts["decoding"]
@@ -124,14 +124,14 @@ def test_columns_sort_up_and_down(chromium: Any, page: Path) -> None:
     before = texts(chromium, column)
     headings = chromium.find_elements("css selector", "[data-block=results] th button")
     button = next(each for each in headings if each.text.startswith("speed-up"))
-    ceiling = next(each for each in headings if each.text.startswith("ceiling"))
+    drop = next(each for each in headings if each.text.startswith("drop"))
     button.click()
     assert texts(chromium, column) == before  # made up in that order
     button.click()
     assert texts(chromium, column) == before[::-1]
     assert chromium.execute_script("return arguments[0].parentNode.ariaSort", button) == "descending"
-    ceiling.click()
-    assert texts(chromium, column)[-1] == "k1_first"  # the baseline has no ceiling: what has no value is last
+    drop.click()
+    assert texts(chromium, column)[-1] == "k1_first"  # the baseline has no drop: what has no value is last
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -208,11 +208,12 @@ def test_hostile_text_stays_text(chromium: Any, tmp_path: Path) -> None:
     assert count(chromium, "main img, main script, main b, .plot a, main [onload], main [onerror]") == 0
     assert text(chromium, "#title") == HOSTILE[1]
     assert text(chromium, ".question") == HOSTILE[3]
-    drawn = " ".join(texts(chromium, "[data-name=subjects] .ytick text"))
-    assert "<script>" in drawn
-    assert "<b>bold</b>" in drawn
-    hover = "Plotly.Fx.hover(document.querySelector('[data-name=subjects]'), [{xval: 0, yval: 1}])"
-    chromium.execute_script(hover)
+    drawn = " ".join(texts(chromium, "[data-name=accuracy_speed] .legendtext"))
+    assert HOSTILE[1] in drawn
+    chromium.execute_script(
+        "Plotly.Fx.hover(document.querySelector('[data-name=accuracy_speed]'), [{curveNumber: 10, pointNumber: 0}])"
+    )
+    assert count(chromium, ".hoverlayer .hovertext") == 1
     assert chromium.get_log("browser") == []
 
 

@@ -225,7 +225,7 @@ def _write_experiment(folder: Path, content: Mapping[str, Any]) -> None:
 
 def _read(experiment: "Experiment", task: str, limit: int | None, *, with_documents: bool) -> "ReportTask":
     from stepsaver.bench.folders import results_folder
-    from stepsaver.report.reading import read_stored_task
+    from stepsaver.report.artifacts import read_stored_task
 
     model = experiment.spec.model
     found = read_stored_task(

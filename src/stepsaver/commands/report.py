@@ -65,7 +65,7 @@ def _report_one(options: argparse.Namespace) -> int:
     from stepsaver.evaluation.local_data import require_folder
     from stepsaver.report.artifacts import save_artifacts
     from stepsaver.report.comparison import find_other
-    from stepsaver.report.paper_figures import write_paper_figures
+    from stepsaver.report.figures import write_paper_figures
     from stepsaver.report.results_page import as_csv
 
     if options.trace_samples is not None and options.trace_samples < 1:
@@ -120,7 +120,7 @@ def _published(options: argparse.Namespace, experiment: "Experiment") -> "Publis
 
 def read_tasks(chosen: Chosen, *, limit: int | None, model: str | None, data_dir: Path | None) -> "list[ReportTask]":
     """Returns the tasks that have results, or else artifacts."""
-    from stepsaver.report.reading import read_stored_task
+    from stepsaver.report.artifacts import read_stored_task
 
     experiment = chosen.experiment
     tasks = [

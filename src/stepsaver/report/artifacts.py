@@ -1,23 +1,49 @@
-"""Summaries of a complete run, small enough to be committed: a clone can show them without `results/`."""
+"""What is stored of a task here: its results, or else its artifacts, summaries of a complete run that are committed."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from stepsaver.bench.audit import Finding
 from stepsaver.bench.documents import Summary
 from stepsaver.bench.durable import write_beside
-from stepsaver.bench.experiment import Experiment
-from stepsaver.bench.statistics import Interval
-from stepsaver.bench.store import read_json
+from stepsaver.bench.experiment import ConfigSpec, Experiment
+from stepsaver.bench.folders import task_folder
+from stepsaver.bench.store import read_json, read_run
 from stepsaver.bench.stored_costs import read_row_costs, write_row_costs
 from stepsaver.engine.errors import UsageError
-from stepsaver.report.cells import Details, ReportCell, ReportTask
-from stepsaver.report.documents import without_documents
+from stepsaver.report.cells import ReportCell, ReportTask, read_report_task
+from stepsaver.report.documents import read_documents, without_documents
 
 FINDINGS = "audit.jsonl"
+RATES = "rates"  # of the chunks, beside what a summary holds
 NO_SAMPLES = "samples are not part of the artifacts"
+
+
+def read_stored_task(
+    experiment: Experiment,
+    results: Path,
+    task: str,
+    *,
+    limit: int | None,
+    model: str,
+    data_dir: Path | None = None,
+    with_documents: bool = True,
+) -> ReportTask | None:
+    """Returns the task's results, else its artifacts; None if no config is done."""
+    folder = task_folder(task, limit)
+    stored = [read_run(results / folder / config.name) for config in experiment.configs]
+    identity = next((each.identity for each in stored if each is not None), None)
+    if identity is not None:
+        documents = (
+            read_documents(experiment, task, limit=limit, model=model, data_dir=data_dir, identity=identity)
+            if with_documents
+            else without_documents("not asked for")
+        )
+        found = read_report_task(experiment, results, folder, documents)
+        if found.done:
+            return found
+    return read_artifacts(experiment, results, folder)
 
 
 def artifacts_folder(experiment: Experiment, results: Path) -> Path:
@@ -40,59 +66,41 @@ def save_artifacts(task: ReportTask) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for cell in task.done:
         assert cell.summary is not None, "what is done has a summary"
-        content = {**cell.summary.as_json(), "details": _rounded(cell.details)}
-        write_beside(folder / f"{cell.name}.json", _line(content))
+        rates = [(round(minutes, 2), round(rate, 1)) for minutes, rate in cell.rates]
+        write_beside(folder / f"{cell.name}.json", _line({**cell.summary.as_json(), RATES: rates}))
     if task.row_costs:
         write_row_costs(folder, task.row_costs)
     write_beside(folder / FINDINGS, "".join(_line(asdict(finding)) for finding in task.findings))
     return folder
 
 
-def _rounded(details: Details) -> dict[str, Any]:
-    return asdict(details) | {"rates": [(round(minutes, 2), round(rate, 1)) for minutes, rate in details.rates]}
-
-
-def _line(content: dict[str, Any]) -> str:
+def _line(content: dict[str, object]) -> str:
     return json.dumps(content, separators=(",", ":")) + "\n"
 
 
 def read_artifacts(experiment: Experiment, results: Path, folder: str) -> ReportTask | None:
     """Returns the task as it was saved; None if nothing was."""
     saved = artifacts_folder(experiment, results) / folder
-    cells = [_read_cell(config, read_json(saved / f"{config.name}.json")) for config in experiment.configs]
+    cells = tuple(_read_cell(config, saved) for config in experiment.configs)
     if not any(cell.summary for cell in cells):
         return None
-    lines = (saved / FINDINGS).read_text(encoding="utf-8").splitlines() if (saved / FINDINGS).exists() else []
+    documents, row_costs = without_documents(NO_SAMPLES), read_row_costs(saved)
+    return ReportTask(experiment, results, folder, cells, _findings(saved), documents, "artifacts", row_costs)
+
+
+def _findings(saved: Path) -> tuple[Finding, ...]:
+    path = saved / FINDINGS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     try:
-        findings = tuple(Finding(**json.loads(line)) for line in lines)
+        return tuple(Finding(**json.loads(line)) for line in lines)
     except (ValueError, TypeError, RecursionError):
-        raise UsageError(f"{saved / FINDINGS} cannot be read; `stepsaver report --save-artifacts` writes it") from None
-    return ReportTask(
-        experiment,
-        results,
-        folder,
-        tuple(cells),
-        findings,
-        without_documents(NO_SAMPLES),
-        "artifacts",
-        read_row_costs(saved),
-    )
+        raise UsageError(f"{path} cannot be read; `stepsaver report --save-artifacts` writes it") from None
 
 
-def _read_cell(config: Any, content: dict[str, Any] | None) -> ReportCell:
-    details = (content or {}).pop("details", {})
+def _read_cell(config: ConfigSpec, saved: Path) -> ReportCell:
+    content = read_json(saved / f"{config.name}.json")
+    rates = (content or {}).pop(RATES, ())
     summary = Summary.read(content)
     if summary is None:
         return ReportCell(config, "missing", "not among the artifacts")
-    if "rate" not in summary.model_fields_set and details.get("median_rate"):  # where artifacts of earlier runs keep it
-        summary = summary.model_copy(update={"rate": Interval(*details["median_rate"])})
-    return ReportCell(config, "done", "", summary, _details(details))
-
-
-def _details(content: dict[str, Any]) -> Details:
-    return Details(
-        rates=[(minutes, rate) for minutes, rate in content.get("rates", ())],
-        prefill_seconds=content.get("prefill_seconds", 0.0),
-        tokens=tuple(content.get("tokens", ())),
-        subjects={name: (right, count) for name, (right, count) in content.get("subjects", {}).items()},
-    )
+    return ReportCell(config, "done", "", summary, tuple((minutes, rate) for minutes, rate in rates))

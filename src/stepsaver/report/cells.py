@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from stepsaver.bench.audit import CellEvidence, Finding, TaskEvidence, audit, read_evidence
 from stepsaver.bench.documents import Summary, Timing
 from stepsaver.bench.experiment import ConfigSpec, Experiment
@@ -16,7 +14,6 @@ from stepsaver.bench.folders import logs_folder
 from stepsaver.bench.jobs import job_states
 from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell_files, read_run, read_scores, read_summary
 from stepsaver.bench.stored_costs import CostsBySession, read_row_costs
-from stepsaver.bench.timings import median_rate
 from stepsaver.bench.verdict import Verdict, judge
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord
@@ -26,24 +23,14 @@ State = Literal["done", "running", "incomplete", "failed", "missing"]
 
 
 @dataclass(frozen=True)
-class Details:
-    """What the figures need beyond a summary, small enough to be kept with it."""
-
-    rates: list[tuple[float, float]] = field(default_factory=list)  # minutes since the first chunk, tokens/s
-    prefill_seconds: float = 0.0
-    tokens: tuple[float, ...] = ()  # of a sample: least, first quartile, median, third quartile, most, mean
-    subjects: dict[str, tuple[float, int]] = field(default_factory=dict)  # right, of how many
-
-
-@dataclass(frozen=True)
 class ReportCell:
-    """One config on one task. A summary and details are there if it is done."""
+    """One config on one task. A summary and rates are there if it is done."""
 
     config: ConfigSpec
     state: State
     note: str = ""
     summary: Summary | None = None
-    details: Details = Details()
+    rates: tuple[tuple[float, float], ...] = ()  # of its chunks: minutes since the first one, tokens/s
     records: tuple[RequestRecord, ...] = ()
     scores: dict[DocumentKey, float] = field(default_factory=dict)  # how right each document's answer is
 
@@ -111,38 +98,26 @@ def read_report_task(experiment: Experiment, results: Path, folder: str, documen
         elif found.summary is None:
             cells.append(ReportCell(config, state, note, records=found.records))
         else:
-            cells.append(
-                _finished(
-                    config, results / folder / config.name, found.summary, found.records, found.timings, documents
-                )
-            )
+            cells.append(_finished(config, results / folder / config.name, found.summary, found.records, found.timings))
     finished = replace(stored, cells=tuple(cell for cell in stored.cells if cell.summary is not None))
     costs = read_row_costs(results / folder)
     return ReportTask(experiment, results, folder, tuple(cells), _findings(finished), documents, row_costs=costs)
 
 
 def _finished(
-    config: ConfigSpec,
-    folder: Path,
-    summary: Summary,
-    records: Sequence[RequestRecord],
-    timings: Sequence[Timing],
-    documents: TaskDocuments,
+    config: ConfigSpec, folder: Path, summary: Summary, records: Sequence[RequestRecord], timings: Sequence[Timing]
 ) -> ReportCell:
-    if "rate" not in summary.model_fields_set:  # of a run before rates were stored
-        summary = summary.model_copy(update={"rate": median_rate(timings)})
     scores = {DocumentKey(*key): score for key, score in read_scores(folder, summary.run_id).items()}
-    subjects = documents.by_subject(scores) if documents.fit(records) else {}
-    return ReportCell(config, "done", "", summary, _details(records, timings, subjects), tuple(records), scores)
+    return ReportCell(config, "done", "", summary, _rates(timings), tuple(records), scores)
 
 
-def read_report_cell(config: ConfigSpec, folder: Path, documents: TaskDocuments) -> ReportCell | None:
+def read_report_cell(config: ConfigSpec, folder: Path) -> ReportCell | None:
     """Reads a finished run that is elsewhere, such as under `previous/`; None if that is not what is there."""
     stored, summary = read_run(folder), read_summary(folder / SUMMARY)
     if stored is None or summary is None or summary.run_id != stored.run_id:
         return None
     cell = read_cell_files(folder, stored.run_id, with_former=True)
-    return _finished(config, folder, summary, cell.all_records, cell.own_timings, documents)
+    return _finished(config, folder, summary, cell.all_records, cell.own_timings)
 
 
 def _findings(task: TaskEvidence) -> tuple[Finding, ...]:
@@ -190,24 +165,6 @@ def _has_jobs(experiment: Experiment, results: Path) -> bool:
     return any(job.is_live and job.results == results for job in job_states(logs_folder(experiment)))
 
 
-def _details(
-    records: Sequence[RequestRecord], timings: Sequence[Timing], subjects: dict[str, tuple[float, int]]
-) -> Details:
+def _rates(timings: Sequence[Timing]) -> tuple[tuple[float, float], ...]:
     in_time = sorted(timings, key=lambda each: each.when)
-    start = in_time[0].when if in_time else 0.0
-    rates = [((each.when - start) / 60, each.tokens / each.seconds) for each in in_time if each.seconds]
-    lengths = _tokens_by_document(records)
-    return Details(
-        rates=rates,
-        prefill_seconds=sum(each.prefill_seconds for each in timings),
-        tokens=(*map(float, np.percentile(lengths, [0, 25, 50, 75, 100])), float(np.mean(lengths))) if lengths else (),
-        subjects=subjects,
-    )
-
-
-def _tokens_by_document(records: Sequence[RequestRecord]) -> list[int]:
-    totals: dict[DocumentKey, int] = {}
-    for record in records:
-        key = DocumentKey(record.key.task, record.key.document)
-        totals[key] = totals.get(key, 0) + record.tokens
-    return list(totals.values())
+    return tuple(((each.when - in_time[0].when) / 60, each.tokens / each.seconds) for each in in_time if each.seconds)

@@ -36,7 +36,7 @@ class Other:
         for config in self.experiment.configs:
             ending = "" if self.run == PREVIOUS else self.run
             runs = sorted((self.results / folder / PREVIOUS).glob(f"{config.name}-{ending}*"), key=_age)
-            found = [each for run in runs if (each := read_report_cell(config, run, documents))]
+            found = [each for run in runs if (each := read_report_cell(config, run))]
             cells += found[-1:]
         return ReportTask(self.experiment, self.results, folder, tuple(cells), (), documents) if cells else None
 

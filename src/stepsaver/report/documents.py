@@ -48,15 +48,6 @@ class TaskDocuments:
         """Whether these answers were given to the prompts that the task has now."""
         return all(self.digests.get(record.key, record.digest) == record.digest for record in records)
 
-    def by_subject(self, scores: dict[DocumentKey, float]) -> dict[str, tuple[float, int]]:
-        """Returns right answers and all answers of each subject, if the task has subjects."""
-        if not any(document.subject for document in self.documents.values()):
-            return {}
-        values: dict[str, list[float]] = defaultdict(list)
-        for key, score in scores.items():
-            values[self.documents[key].subject or "other"].append(score)
-        return {subject: (sum(each), len(each)) for subject, each in sorted(values.items())}
-
 
 def without_documents(why: str) -> TaskDocuments:
     return TaskDocuments(why_not=why)

@@ -9,7 +9,6 @@ from stepsaver.bench.experiment import Experiment
 from stepsaver.report.blocks import tab
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.documents import DocumentKey
-from stepsaver.report.machine_blocks import machine_blocks
 from stepsaver.report.published_numbers import PublishedNumbers, published_blocks
 from stepsaver.report.report_page import report_page
 from stepsaver.report.sample_browser import browser_data, browser_keys
@@ -51,7 +50,6 @@ def experiment_page(
         blocks += published_blocks(task, published) if published else []
         blocks.append({"kind": "samples", "title": "Samples", "tab": task.folder, "name": "samples"})
         verdict = task.verdict()
-        blocks += machine_blocks(task)
         blocks += provenance_blocks(task)
         tabs.append(tab(task.folder, blocks, outcome=verdict.outcome, sentence=_qualified(task, verdict.sentence)))
     about = [

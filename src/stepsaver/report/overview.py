@@ -11,11 +11,11 @@ from stepsaver.bench.experiment import Experiment
 from stepsaver.bench.folders import DISCARDED, experiment_names, find_experiment, results_folder, stored_limits
 from stepsaver.bench.verdict import is_control
 from stepsaver.engine.errors import UsageError
+from stepsaver.report.artifacts import read_stored_task
 from stepsaver.report.blocks import Block, TableEntry, cell, figure, interval, notes, number, tab, table
 from stepsaver.report.cells import ReportCell, ReportTask
 from stepsaver.report.experiment_log import log_entry
 from stepsaver.report.figures import PALETTE, SYMBOLS, in_turn, layout, plain
-from stepsaver.report.reading import read_stored_task
 from stepsaver.report.report_page import report_page
 from stepsaver.report.task_blocks import rate_entry
 

@@ -10,16 +10,13 @@ from stepsaver.bench.verdict import Verdict
 from stepsaver.report.cells import ReportCell, ReportTask
 
 COLUMNS = (
-    "config", "accuracy", "drop", "tokens/s", "speed-up", "predicted", "predicted here", "ceiling", "left out",
-    "verdict",
+    "config", "accuracy", "drop", "tokens/s", "speed-up", "predicted", "left out", "verdict",
 )  # fmt: skip
 HEADINGS = {"k": "Reuse K", "layers": "Layer Subset"}  # what the source's complete results table calls a rule's fields
 
 
 def result_rows(summaries: list[Summary], verdict: Verdict) -> list[tuple[str, ...]]:
-    """Returns a row per config. `predicted` is by operations, `predicted here` by this machine's row costs; `left out`
-    is the share of its baseline's row-layers that were not computed.
-    """
+    """Returns a row per config. `left out` is the share of its baseline's row-layers that were not computed."""
     outcomes = {each.config: each.outcome for each in verdict.configs}
     whole = {each.config: each.cost.row_layers for each in summaries if each.is_baseline}
     first = next(iter(whole), None)
@@ -43,8 +40,6 @@ def _row(summary: Summary, outcome: str, whole: float) -> tuple[str, ...]:
         rate_text(summary, ".0f"),
         "-" if isnan(up.value) else f"{up.value:.2f} [{up.low:.2f}, {up.high:.2f}]",
         or_dash(summary.predicted_speed_up, ".2f"),
-        or_dash(summary.predicted_here, ".2f"),
-        or_dash(summary.ceiling, ".2f"),
         f"{1 - summary.cost.row_layers / whole:.0%}" if whole else "-",
         outcome,
     )

@@ -6,43 +6,38 @@ from typing import Any
 from stepsaver.bench.documents import Summary
 from stepsaver.report.blocks import Block, TableEntry, cell, facts, figure, interval, notes, number, table
 from stepsaver.report.cells import ReportCell, ReportTask
-from stepsaver.report.figures import accuracy_speed as first_figure
-from stepsaver.report.figures import all_figures, figure_name
+from stepsaver.report.figures import ACCURACY_SPEED, FIGURES, points, scatter, wanted_regions
 from stepsaver.report.parallelism import parallelism_blocks
 
 COLUMNS = (
-    "config", "accuracy", "drop (points)", "tokens", "tokens/s", "speed-up", "predicted", "predicted here",
-    "ceiling", "forwards", "row-layers", "deltas reused", "verdict",
+    "config", "accuracy", "drop (points)", "tokens", "tokens/s", "speed-up", "predicted",
+    "forwards", "row-layers", "deltas reused", "verdict",
 )  # fmt: skip
 TONES = {"confirmed": "good", "rejected": "bad", "running": "open", "failed": "bad", "incomplete": "open"}
 
 
 def task_blocks(task: ReportTask, *, other: ReportTask | None = None, other_name: str = "") -> list[Block]:
     """Returns everything but the samples, which have a part of the page of their own."""
-    drawn = [each for each in all_figures() if each is not first_figure and each.is_there(task)]
-    blocks = [_first_figure(task, other, other_name)] if first_figure.is_there(task) else []
+    drawn = [each for each in FIGURES if each is not ACCURACY_SPEED and each.is_there(task)]
+    blocks = [_first_figure(task, other, other_name)] if ACCURACY_SPEED.is_there(task) else []
     blocks.append(result_table(task))
     if other is not None:
         blocks.append(comparison_table(task, other, other_name))
     blocks += parallelism_blocks(task)
     blocks.append(_findings(task))
-    in_pairs = len(drawn) - len(drawn) % 2
     blocks += [
-        figure(each.TITLE, each.for_page(task), caption=each.CAPTION, name=figure_name(each), is_half=index < in_pairs)
-        for index, each in enumerate(drawn)
+        figure(each.title, each.for_page(task), caption=each.caption, name=each.name, is_half=len(drawn) == 2)
+        for each in drawn
     ]
     return blocks
 
 
 def _first_figure(task: ReportTask, other: ReportTask | None, other_name: str) -> Block:
-    title, caption = first_figure.TITLE, first_figure.CAPTION
-    if other is None:
-        return figure(title, first_figure.for_page(task), caption=caption, name="accuracy_speed")
-    groups = {"": first_figure.points(task), other_name: first_figure.points(other)}
-    caption += f" Open marks are of {other_name}, in the colour of the config of the same name."
-    return figure(
-        title, first_figure.scatter(groups, first_figure.wanted_regions(task)), caption=caption, name="accuracy_speed"
-    )
+    caption, drawn = ACCURACY_SPEED.caption, ACCURACY_SPEED.for_page(task)
+    if other is not None:
+        drawn = scatter({"": points(task), other_name: points(other)}, wanted_regions(task))
+        caption += f" Open marks are of {other_name}, in the colour of the config of the same name."
+    return figure(ACCURACY_SPEED.title, drawn, caption=caption, name=ACCURACY_SPEED.name)
 
 
 def result_table(task: ReportTask) -> Block:
@@ -51,7 +46,7 @@ def result_table(task: ReportTask) -> Block:
     caption = (
         "Intervals are 95 %. The speed-up is the smaller one of tokens per second and seconds per sample, measured "
         "beside the config's baseline on the same chunks; tokens/s is the median over these chunks. A control does "
-        "exactly the baseline's work. `Predicted` is by operations, `predicted here` by what rows take on this machine."
+        "exactly the baseline's work. `Predicted` is by what a forward was measured to cost, or by operations."
     )
     return table("Results", COLUMNS, rows, caption=caption, name="results")
 
@@ -79,8 +74,6 @@ def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[Table
         rate_entry(summary, ".0f"),
         cell("1.00×", 1.0) if is_base else number(up.value, ".2f", suffix="×", small=interval(up.low, up.high, ".2f")),
         number(summary.predicted_speed_up, ".2f", suffix="×"),
-        number(summary.predicted_here, ".2f", suffix="×"),
-        number(summary.ceiling, ".2f", suffix="×"),
         number(cost.forwards, ",.0f"),
         number(cost.row_layers, ",.0f"),
         number(cost.row_layers_reused / whole if whole else None, ".0f", factor=100, suffix=" %"),
