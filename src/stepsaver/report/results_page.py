@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +11,6 @@ from stepsaver.bench.experiment import Experiment
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.experiment_log import log_entry, log_entry_markdown
-from stepsaver.report.markdown.markers import put_between
-from stepsaver.report.markdown.wrapping import wrap
 from stepsaver.report.parallelism import CAPTION, aup_lines, parallelism_texts
 from stepsaver.report.parallelism import COLUMNS as PARALLELISM
 from stepsaver.report.published_numbers import PublishedNumbers, published_markdown
@@ -47,7 +46,7 @@ def result_tables(tasks: Sequence[ReportTask], published: PublishedNumbers | Non
             parts.append(f"Not there yet: {', '.join(missing)}.")
     parts.append("### Experiment Log")
     parts += [log_entry_markdown(log_entry(task)) for task in tasks]
-    return wrap("\n\n".join(parts))
+    return "\n\n".join(parts)
 
 
 def update_results(
@@ -69,7 +68,9 @@ def update_results(
 
 def with_tables(text: str, tables: str) -> str:
     """Returns a page with the tables between its markers, or after its text."""
-    return put_between(text, BEGIN, END, tables) or f"{text.rstrip()}\n\n{BEGIN}\n{tables}\n{END}\n"
+    marked = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    new = f"{BEGIN}\n{tables}\n{END}"
+    return marked.sub(lambda _: new, text, count=1) if marked.search(text) else f"{text.rstrip()}\n\n{new}\n"
 
 
 def as_csv(experiment: Experiment, tasks: Sequence[ReportTask]) -> str:
