@@ -14,8 +14,8 @@ from stepsaver.engine.policies.policy import DEFAULT_POLICY, parse_policy
 from stepsaver.engine.row_costs import RowCosts, planning_of, predicted_speed_up_here
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import DENOISING, Trace
-from stepsaver.evaluation.embedded import word_problems
 from stepsaver.evaluation.tokenizer import TextTokenizer
+from training.problems import word_problems
 
 MAX_NEW_TOKENS = 96
 

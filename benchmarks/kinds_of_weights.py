@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from stepsaver.bench.machine.measurement import store_measurement
-from stepsaver.bench.machine.shapes import SHAPES
-from stepsaver.bench.machine.speed import decode_once, fixed_engine, random_prompts, spread
+from benchmarks.efficiency import fixed_engine, spread
+from benchmarks.measurement import store_measurement
+from benchmarks.shapes import SHAPES
+from stepsaver.bench.limit import decode_once, random_prompts
 from stepsaver.engine.defaults import Weights
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.rules.rule import parse_rule
@@ -57,7 +58,7 @@ def main() -> None:
             table.append((f"batch {batch}, {name}", str(halves), str(floats), str(ratio)))
             print("| " + " | ".join(table[-1]) + " |", flush=True)
     if options.store:
-        command = f"python benchmarks/kinds_of_weights.py --shape {options.shape} --repeats {options.repeats} --store"
+        command = f"python -m benchmarks.kinds_of_weights --shape {options.shape} --repeats {options.repeats} --store"
         store_measurement(MEASURED / f"kinds_of_weights_{options.shape}.json", command, COLUMNS, table)
 
 

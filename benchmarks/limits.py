@@ -1,7 +1,7 @@
-"""How near the steps of large shapes come to what the machine can do, and the memory that they take: runs `stepsaver
-speed` for several shapes and stores the table that docs/speed.md quotes.
+"""How near the steps of large shapes come to what the machine can do, and the memory that they take: runs
+`benchmarks.speed` for several shapes and stores the table that docs/speed.md quotes.
 
-    python benchmarks/limits.py [--shape 135M 1.5B 7B]
+    python -m benchmarks.limits [--shape 135M 1.5B 7B]
 
 A shape that is not asked for keeps the rows that are stored of it.
 """
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.machine.measurement import read_measurement, store_measurement
+from benchmarks.measurement import read_measurement, store_measurement
 
 TABLE = Path(__file__).parent / "measured" / "limits.json"
 COLUMNS = (
@@ -31,7 +31,7 @@ SHAPES = {"135M": ((1, 8), 64, 5), "1.5B": ((1, 8), 32, 2), "7B": ((1,), 32, 1)}
 
 def measured(shape: str) -> list[tuple[str, ...]]:
     batches, new_tokens, repeats = SHAPES[shape]
-    command = [sys.executable, "-m", "stepsaver", "speed", "--shape", shape, "--json"]
+    command = [sys.executable, "-m", "benchmarks.speed", "--shape", shape, "--json"]
     command += [part for batch in batches for part in ("--batch-size", str(batch))]
     command += ["--new-tokens", str(new_tokens), "--repeats", str(repeats)]
     document = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
@@ -68,7 +68,7 @@ def main() -> None:
     stored = read_measurement(TABLE)
     for shape in options.shape:
         kept = [row for row in (stored.rows if stored else ()) if not row[0].startswith((f"{shape},", f"{shape}:"))]
-        store_measurement(TABLE, "python benchmarks/limits.py", COLUMNS, [*kept, *measured(shape)])
+        store_measurement(TABLE, "python -m benchmarks.limits", COLUMNS, [*kept, *measured(shape)])
         stored = read_measurement(TABLE)
     assert stored is not None
     print("\n".join("  ".join(row) for row in stored.rows))

@@ -13,8 +13,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from stepsaver.bench.machine.measurement import store_measurement
-from stepsaver.bench.machine.shapes import SHAPES
+from benchmarks.measurement import store_measurement
+from benchmarks.shapes import SHAPES
 from stepsaver.engine.backends.cpu.layouts import keep_halves, multiply_packed, pack
 from stepsaver.engine.models.config import ModelConfig
 
@@ -93,7 +93,7 @@ def main() -> None:
         table.append((str(rows), *(f"{of_layers:.1f} + {of_head:.1f}" for of_layers, of_head in medians)))
         print("| " + " | ".join(table[-1]) + " |", flush=True)
     if options.store:
-        command = f"python benchmarks/multiplications.py --shape {options.shape} --repeats {options.repeats} --store"
+        command = f"python -m benchmarks.multiplications --shape {options.shape} --repeats {options.repeats} --store"
         store_measurement(MEASURED / f"multiplications_{options.shape}.json", command, columns, table)
 
 

@@ -1,6 +1,6 @@
 """Six tunings of the embedded model: limits of 0.5, 1 and 3 points at batch 1 and 32, and their table for the docs.
 
-    python benchmarks/recipes.py [--budget 30min] [--batch-size 1 32] [--max-drop 0.5 1 3]
+    python -m benchmarks.recipes [--budget 30min] [--batch-size 1 32] [--max-drop 0.5 1 3]
 
 Each goes to `experiments/recipes/`, from what is stored there on, and takes its budget at most. On a quiet machine.
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.machine.measurement import store_measurement
+from benchmarks.measurement import store_measurement
 
 ROOT = Path(__file__).parent.parent
 RECIPES, TABLE = ROOT / "experiments" / "recipes", Path(__file__).parent / "measured" / "recipes.json"
@@ -68,7 +68,7 @@ def main() -> None:
     for batch_size, max_drop in () if options.table else wanted:
         tune(batch_size, max_drop, options.budget)
     rows = [row(*each) for each in wanted]
-    store_measurement(TABLE, "python benchmarks/recipes.py", COLUMNS, rows)
+    store_measurement(TABLE, "python -m benchmarks.recipes", COLUMNS, rows)
     print("\n".join("  ".join(each) for each in rows))
 
 

@@ -14,9 +14,10 @@ from typing import ClassVar
 
 import torch
 
-from stepsaver.bench.machine.measurement import store_measurement
-from stepsaver.bench.machine.shapes import SHAPES
-from stepsaver.bench.machine.speed import decode_once, random_prompts, spread
+from benchmarks.efficiency import spread
+from benchmarks.measurement import store_measurement
+from benchmarks.shapes import SHAPES
+from stepsaver.bench.limit import decode_once, random_prompts
 from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.engine.cost import ceiling, predicted_speed_up
 from stepsaver.engine.decoding_settings import resolve_decoding
@@ -129,7 +130,7 @@ def main() -> None:
         table.append((str(batch), pace, f"(a forward without reuse: {milliseconds:.1f} ms)", *[""] * 4))
         print("| " + " | ".join(table[-1]) + " |", flush=True)
     if options.store:
-        command = f"python benchmarks/reuse_speed.py --repeats {options.repeats} --new-tokens {options.new_tokens}"
+        command = f"python -m benchmarks.reuse_speed --repeats {options.repeats} --new-tokens {options.new_tokens}"
         chosen_by = "".join(f" --pace {pace!r}" for pace in options.pace or ())
         chosen_by += "".join(f" --only {part!r}" for part in options.only or ())
         store_measurement(MEASURED / "reuse_speed_135M.json", command + chosen_by + " --store", COLUMNS, table)

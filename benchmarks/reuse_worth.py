@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from comparison import Config, compare_configs
+from benchmarks.comparison import Config, compare_configs
 from stepsaver.engine.models.load import load_model
 from stepsaver.evaluation.embedded import DATA_FOLDER
 from stepsaver.evaluation.model_source import resolve_model

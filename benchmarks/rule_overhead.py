@@ -10,8 +10,8 @@ from statistics import median
 import torch
 from scipy.stats import binom
 
-from stepsaver.bench.machine.shapes import SHAPES
-from stepsaver.bench.machine.speed import decode_once, random_prompts
+from benchmarks.shapes import SHAPES
+from stepsaver.bench.limit import decode_once, random_prompts
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model

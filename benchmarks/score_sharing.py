@@ -6,7 +6,7 @@ from time import perf_counter
 
 import torch
 
-from stepsaver.bench.machine.shapes import SHAPES
+from benchmarks.shapes import SHAPES
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.score import ScoreRequest

@@ -23,12 +23,11 @@ DOCUMENTS = [
 ALLOWED = {
     "engine": {"engine"},
     "evaluation": {"engine", "evaluation"},
-    "training": {"engine", "evaluation", "training", "cli"},
     "bench": {"engine", "evaluation", "bench"},
     "tune": {"engine", "evaluation", "bench", "tune"},
     "report": {"engine", "evaluation", "bench", "report"},
     "api": {"engine", "evaluation", "bench", "report", "api", "extras"},
-    "commands": {"engine", "evaluation", "bench", "tune", "report", "training", "commands", "extras"},
+    "commands": {"engine", "evaluation", "bench", "tune", "report", "commands", "extras"},
 }
 ENGINE_PACKAGES = {"torch", "numpy", "safetensors", "stepsaver"}
 

@@ -12,8 +12,8 @@ from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.evaluation.embedded import MODEL_FOLDER
-from stepsaver.evaluation.embedded.tokenizer import CHAT_TEMPLATE, MASK, build_tokenizer, prompt_text
-from stepsaver.training.measure import checkpoint_tokenizer, measure_choices, measure_generation, read_documents
+from training.measure import checkpoint_tokenizer, measure_choices, measure_generation, read_documents
+from training.problems.tokenizer import CHAT_TEMPLATE, MASK, build_tokenizer, prompt_text
 
 GOLDEN_FILE = Path(__file__).parent / "embedded_golden.json"
 GOLDEN_COUNT = 6

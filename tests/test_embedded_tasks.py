@@ -12,20 +12,21 @@ from jinja2 import Template
 from tokenizers import Tokenizer
 
 from stepsaver.evaluation.embedded import DATA_FOLDER, TASKS_FOLDER
-from stepsaver.evaluation.embedded.catalog import (
+from stepsaver.evaluation.embedded.instructions import CHECKS, obeys
+from training.batches import draw
+from training.problems.catalog import (
     EVALUATION_FILES,
     LARGE,
     MAKERS,
     evaluation_lines,
     evaluation_problems,
 )
-from stepsaver.evaluation.embedded.instructions import CHECKS, KINDS, obeys
-from stepsaver.evaluation.embedded.problem import Problem, problems
-from stepsaver.evaluation.embedded.questions import LETTERS, SUBJECTS, UNITS
-from stepsaver.evaluation.embedded.tokenizer import CHAT_TEMPLATE, END, UNKNOWN_ID, build_tokenizer, prompt_text
-from stepsaver.evaluation.embedded.words import NAMES
-from stepsaver.training.batches import draw
-from stepsaver.training.recipe import Recipe
+from training.problems.instructions import KINDS
+from training.problems.problem import Problem, problems
+from training.problems.questions import LETTERS, SUBJECTS, UNITS
+from training.problems.tokenizer import CHAT_TEMPLATE, END, UNKNOWN_ID, build_tokenizer, prompt_text
+from training.problems.words import NAMES
+from training.recipe import Recipe
 
 TASKS = sorted(MAKERS)
 FILES = sorted(EVALUATION_FILES)

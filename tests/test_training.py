@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Layer, Transformer
-from stepsaver.evaluation.embedded.tokenizer import END_ID, MASK_ID, build_tokenizer
 from stepsaver.evaluation.share_interval import wilson_interval
-from stepsaver.training.batches import (
+from training.__main__ import main
+from training.batches import (
     MOST_BLOCKS,
     Sample,
     add_causal,
@@ -27,11 +26,12 @@ from stepsaver.training.batches import (
     make_batch,
     variants,
 )
-from stepsaver.training.export import export_checkpoint
-from stepsaver.training.layout import NO_TARGET, Sheet, Units
-from stepsaver.training.loop import read_log, train
-from stepsaver.training.network import initial_model, losses, unit_logits
-from stepsaver.training.recipe import Recipe
+from training.export import export_checkpoint
+from training.layout import NO_TARGET, Sheet, Units
+from training.loop import read_log, train
+from training.network import initial_model, losses, unit_logits
+from training.problems.tokenizer import END_ID, MASK_ID, build_tokenizer
+from training.recipe import Recipe
 
 VOCABULARY = 173
 TINY = Recipe(
@@ -295,7 +295,7 @@ def test_an_exported_checkpoint_gives_the_same_logits(tmp_path: Path, samples: l
 
 
 def test_the_command_line_refuses_what_it_cannot_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--out", str(tmp_path / "none"), "--resume"]) == 2
+    assert main(["--out", str(tmp_path / "none"), "--resume"]) == 2
     assert "no training to resume" in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
@@ -20,6 +20,14 @@ from stepsaver.extras import named_parts
 
 DONE, CHECK_FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 LONGEST_MESSAGE = 1000
+# By the name that a command had, what has its work now.
+MOVED = {
+    "calibrate": "python -m benchmarks.calibrate, in a clone of the repository",
+    "docs": "python tools/docs.py, in a clone of the repository",
+    "foresee": "it is gone; `stepsaver run` prints what was measured, and what operations alone promise",
+    "speed": "python -m benchmarks.speed, in a clone of the repository",
+    "train": "python -m training, in a clone of the repository",
+}
 NOTHING_KEPT = "nothing was written"  # unless a command's `WHEN_STOPPED` says what a stop leaves
 
 
@@ -56,32 +64,43 @@ def build_parser(command_name: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
-    """Parses the arguments. Accepts configs after flags (`run NAME --limit 10 CONFIG`), which argparse does not."""
-    options, rest = parser.parse_known_args(given)
+def parse(parser: argparse.ArgumentParser, given: Sequence[str], options: argparse.Namespace) -> None:
+    """Parses the arguments into `options`. Accepts configs after flags (`run NAME --limit 10 CONFIG`), which argparse
+    does not.
+    """
+    _, rest = parser.parse_known_args(given, options)
     if rest:
         if not isinstance(getattr(options, "configs", None), list) or any(each.startswith("-") for each in rest):
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         options.configs += rest
-    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    when_stopped = NOTHING_KEPT
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = argparse.Namespace(when_stopped=NOTHING_KEPT)
+
+    def run() -> int:
+        named = next((each for each in given if not each.startswith("-")), None)
+        if named in MOVED:
+            raise UsageError(f"there is no command {named} any more: {MOVED[named]}")
+        parse(build_parser(named), given, options)
+        code: int = options.run(options)
+        return code
+
+    return answered(run, lambda: str(options.when_stopped))
+
+
+def answered(run: Callable[[], int], when_stopped: Callable[[], str]) -> int:
+    """Runs a command and returns its exit code. What a user did wrong is answered with one line."""
     try:
         with _terminable(), _quiet_libraries(), named_parts():
-            given = sys.argv[1:] if arguments is None else list(arguments)
-            named = next((each for each in given if not each.startswith("-")), None)
-            options = parse(build_parser(named), given)
-            when_stopped = options.when_stopped
-            code: int = options.run(options)
-            return code
+            return run()
     except UsageError as error:
         return _complain(str(error), WRONG_USE)
     except KeyboardInterrupt:
-        return _complain(f"stopped; {when_stopped}", INTERRUPTED)
+        return _complain(f"stopped; {when_stopped()}", INTERRUPTED)
     except Terminated:
-        return _complain(f"terminated; {when_stopped}", TERMINATED)
+        return _complain(f"terminated; {when_stopped()}", TERMINATED)
     except BrokenPipeError:  # the reader of our output has gone, as in `stepsaver ... | head`
         sys.stderr.close()
         return DONE

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepsaver.cli import main
+from stepsaver.cli import MOVED, main
 from tests.conftest import GOLDEN
 from tests.engine.golden_cases import read_golden
 
@@ -111,8 +111,6 @@ WRONG = [
     (["generate", "--model", "{golden}", "--prompt", "hello"], "tokenizer"),
     (["generate", "--model", "{golden}"], "--prompt"),
     (["generat"], "generat"),
-    (["speed", "--shape", "7T"], "nearest"),
-    (["speed", "--weights", "float8"], "unknown kind of weights 'float8'"),
     (
         ["generate", "--model", "{golden}", "--prompts", "{prompts}", "--ids", "--weights", "flaot16"],
         "nearest: float16",
@@ -195,5 +193,11 @@ def test_a_list_says_which_fields_have_to_be_given(capsys: pytest.CaptureFixture
 
 def test_help_is_quick_and_names_every_command() -> None:
     done = stepsaver("--help")
-    for command in ("generate", "score", "speed", "rules", "policies", "models", "tasks", "doctor", "train"):
+    for command in ("generate", "score", "rules", "policies", "models", "tasks", "doctor"):
         assert command in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(MOVED))
+def test_an_old_name_says_what_has_its_work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--anything"]) == 2
+    assert capsys.readouterr().err == f"stepsaver: there is no command {name} any more: {MOVED[name]}\n"

@@ -56,7 +56,7 @@ def test_a_device_that_is_missing_is_one_line(capsys: pytest.CaptureFixture[str]
 def test_logits_far_from_float32_are_not_fine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stepsaver.bench.machine import checkup
+    from stepsaver.commands import _checkup as checkup
 
     monkeypatch.setitem(checkup.TOLERATED, torch.bfloat16, 1e-6)
     code, found = findings(capsys, "--model", str(GOLDEN), "--dtype", "bfloat16")

@@ -62,7 +62,6 @@ def _wait_for_chunk(folder: Path, process: "subprocess.Popen[str]") -> None:
     ("command", "kept"),
     [
         (["generate", "--model", "embedded", "--prompt", "x"], "nothing was written"),
-        (["train", "--out", "x"], "--resume goes on from there"),
         (["report"], "no file is half written"),
     ],
 )

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.evaluation.embedded.tokenizer import write_tokenizer
 from stepsaver.evaluation.tokenizer import TextTokenizer
 from tests.evaluation.byte_tokenizer import END_ID, TEMPLATE, VOCABULARY, write_byte_tokenizer
+from training.problems.tokenizer import write_tokenizer
 
 
 @pytest.mark.parametrize("text", ["", "plain", "two\nlines \n", "naïve – 日本語 🙂", " leading", "<|end|>"])

@@ -16,14 +16,15 @@ from tests.fuzz.entries import entry_cases
 from tests.fuzz.experiments import experiment_cases, stored_cases
 from tests.fuzz.files import damaged
 from tests.fuzz.words import WORDS, words
-from tests.fuzz.workspace import CALIBRATE, DOCUMENTS, GENERATE, RUN, SCORE, TRAIN, WITH_MODEL, Case, affordable
+from tests.fuzz.workspace import DOCUMENTS, GENERATE, RUN, SCORE, TRAIN, WITH_MODEL, Case, affordable
+from training.__main__ import main as train
+from training.__main__ import training_parser
 
 LEFT_OUT = ("help", "export")  # one ends all, the other measures a checkpoint for minutes
 # What commands can do here; others are called without a word. What takes minutes is given a size that it refuses.
 CALLS: dict[str, list[list[str]]] = {
     "generate": [GENERATE, WITH_MODEL[2], ["generate", "--model", "model", "--ids", "--prompts", "ids.jsonl"]],
     "score": [SCORE],
-    "calibrate": [CALIBRATE],
     "run": [[*RUN, "--dry-run"], RUN],
     "status": [["status"], ["status", "tiny", "--limit", "2"]],
     "verdict": [["verdict", "tiny", "--limit", "2"]],
@@ -31,8 +32,6 @@ CALLS: dict[str, list[list[str]]] = {
     "report": [["report", "tiny", "--limit", "2"], ["report"]],
     "discard": [["discard", "tiny", "--limit", "2", "--why", "so"]],
     "new": [["new", "x"]],
-    "train": [TRAIN],
-    "speed": [["speed", "--shape", "x"]],
 }
 NAMES = sorted(each.name for each in iter_modules(commands.__path__) if not each.name.startswith("_"))
 COMMANDS = {name: CALLS.get(name, [[name]]) for name in NAMES}
@@ -44,6 +43,7 @@ def _options(command: str) -> list[argparse.Action]:
     return [each for each in chosen.choices[command]._actions if each.option_strings and each.dest not in LEFT_OUT]
 
 
+TRAINING_OPTIONS = [each for each in training_parser()._actions if each.dest not in LEFT_OUT and each.nargs != 0]
 OPTIONS = {command: _options(command) for command in COMMANDS}
 
 
@@ -117,9 +117,9 @@ def training_cases(draw: st.DrawFn, workspace: Path) -> Case:
     else:
         files["training"] = None
     for _ in range(draw(st.integers(0, 2))):
-        option = draw(st.sampled_from([each for each in OPTIONS["train"] if each.nargs != 0]))
+        option = draw(st.sampled_from(TRAINING_OPTIONS))
         arguments += [option.option_strings[0], draw(st.sampled_from(WORDS) | st.integers(-9, 9).map(str))]
-    return Case(arguments, files)
+    return Case(arguments, files, train)
 
 
 FAMILIES = {

@@ -19,9 +19,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import stepsaver
 import tests.fuzz.command_process
-from stepsaver.bench.machine.shapes import SHAPES
-from stepsaver.engine.models.config import parse_config
-from tests.evaluation.tiny_folder import CONFIG
 
 LIBRARIES = (
     datasets, lm_eval.evaluator, matplotlib.backends.backend_agg, matplotlib.pyplot, plotly.graph_objects,
@@ -31,7 +28,6 @@ LEFT_OUT = ("__main__", "._kernels", "sandboxed", "embedded.tasks", "runners.slu
 for module in pkgutil.walk_packages(stepsaver.__path__, "stepsaver."):
     if not any(part in module.name for part in LEFT_OUT):
         importlib.import_module(module.name)
-SHAPES["135M"] = SHAPES["0.5B"] = parse_config(CONFIG, {})  # what `speed` measures takes minutes at its own size
 _which = shutil.which
 shutil.which = lambda name, *rest, **named: None if name == "squeue" else _which(name, *rest, **named)  # no cluster
 gc.collect()

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from stepsaver.cli import main
 from tests.evaluation.tiny_folder import write_model_folder
 from tests.fuzz.command_process import CODE, OUTPUTS, Call, Command, Outcome, run_calls
+from training.__main__ import main as train
 
 EXPERIMENT = """\
 question: Does it hold?
@@ -32,19 +33,17 @@ DOCUMENTS = [
 ]  # of GSM8K's form
 JOB = {"job": "1", "shards": 1, "results": "x", "tasks": ["mini_ifeval"], "limit": 2}
 TRAIN = [
-    "train", "--out", "training", "--layers", "2", "--hidden", "16", "--heads", "2", "--mlp", "16",
+    "--out", "training", "--layers", "2", "--hidden", "16", "--heads", "2", "--mlp", "16",
     "--autoregressive-steps", "1", "--joint-steps", "1", "--autoregressive-units", "12", "--joint-units", "24",
     "--threads", "1", "--no-compile", "--until", "1",
 ]  # fmt: skip
 GENERATE = ["generate", "--model", "model", "--max-new-tokens", "4", "--prompt", "ab"]
 SCORE = ["score", "--model", "model", "--requests", "requests.jsonl"]
-CALIBRATE = ["calibrate", "--model", "model", "--max-new-tokens", "12", "--prompt", "ab", "--threshold", "1"]
 WITH_MODEL = [
     GENERATE,
     [*GENERATE, "--no-chat"],
     ["generate", "--model", "model", "--max-new-tokens", "4", "--ids", "--prompt", "5 6 7", "--json"],
     SCORE,
-    CALIBRATE,
 ]
 
 FOLDER = "a folder"  # in place of a file
@@ -74,8 +73,8 @@ def write_workspace(folder: Path) -> Path:
     (folder / "data").mkdir()
     for split in ("train", "test"):
         _write_lines(folder / "data" / f"gsm8k_{split}.jsonl", DOCUMENTS)
-    for arguments in (RUN, TRAIN):
-        [done] = run_calls([Call(arguments, folder)])
+    for arguments, command in ((RUN, main), (TRAIN, train)):
+        [done] = run_calls([Call(arguments, folder, command)])
         assert done.code in (0, 1), done
     for name in (*OUTPUTS, CODE):
         (folder / name).unlink()

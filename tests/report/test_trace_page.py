@@ -9,12 +9,12 @@ import pytest
 
 from stepsaver.cli import main
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.evaluation.embedded.tokenizer import write_tokenizer
 from stepsaver.evaluation.tokenizer import TextTokenizer
 from stepsaver.report.trace_page import json_in_html, trace_page
 from tests.conftest import GOLDEN
 from tests.report.browsing import background_shades, count, open_page, text
 from tests.report.traces import BLOCK, document_of, engine_of
+from training.problems.tokenizer import write_tokenizer
 
 HOSTILE = [
     "</script><img src=x onerror=window.broken=1>",

@@ -6,14 +6,22 @@ import os
 import platform
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
-from stepsaver.bench.machine.finding import Finding
 from stepsaver.commands._registry_table import add_json_argument
 from stepsaver.extras import missing_part
 
 HELP = "whether this machine is ready, and a checkpoint on it"
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub")
 OPTIONAL = ("lm_eval", "plotly", "submitit")  # one of each extra
+
+
+class Finding(NamedTuple):
+    """What was found out about the machine, or about a checkpoint on it."""
+
+    name: str
+    is_fine: bool
+    says: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +50,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _model(options: argparse.Namespace) -> Iterable[Finding]:
-    from stepsaver.bench.checkup import check_up
+    from stepsaver.commands._checkup import check_up
     from stepsaver.evaluation.open_model import open_model
 
     opened = open_model(options.model, device=options.device, dtype=options.dtype)

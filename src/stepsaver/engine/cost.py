@@ -17,7 +17,7 @@ NOTHING = Shares()
 
 
 class Machine(NamedTuple):
-    """What a machine can do at best, as `stepsaver speed` measures it."""
+    """What a machine can do at best, as `stepsaver doctor --model M` measures it."""
 
     flops_per_s: float
     bytes_per_s: float

@@ -1,4 +1,4 @@
-"""How long rows take on one machine (measured by `bench/machine/measure_rows.py`), and the time predicted for a trace.
+"""How long rows take on one machine (measured by `bench/measure_rows.py`), and the time predicted for a trace.
 
 Operations alone predict well where compute is the limit. Where reading weights or calling operations is the limit, a
 forward of few rows takes longer than its share. `RowCosts` says how much longer, for one machine, precision, number of

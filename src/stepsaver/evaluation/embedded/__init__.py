@@ -1,4 +1,4 @@
-"""The model and the tasks that ship with the package: seeded problems, their tokenizer, lm-eval tasks, a checkpoint."""
+"""The model and the tasks that ship with the package: a checkpoint, lm-eval tasks, their test files."""
 
 from pathlib import Path
 

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.evaluation.embedded.tokenizer import END_ID, MASK_ID, build_tokenizer
-from stepsaver.training.batches import make_batch
-from stepsaver.training.network import initial_model, losses
-from stepsaver.training.recipe import Recipe
+from training.batches import make_batch
+from training.network import initial_model, losses
+from training.problems.tokenizer import END_ID, MASK_ID, build_tokenizer
+from training.recipe import Recipe
 
 STATE_FILE = "state.pt"
 LOG_FILE = "log.jsonl"

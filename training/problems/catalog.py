@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from stepsaver.evaluation.embedded import DATA_FOLDER, instructions, questions, word_problems
-from stepsaver.evaluation.embedded.problem import Maker, Problem, distinct_problems
+from stepsaver.evaluation.embedded import DATA_FOLDER
+from training.problems import instructions, questions, word_problems
+from training.problems.problem import Maker, Problem, distinct_problems
 
 MAKERS: dict[str, Maker] = {
     word_problems.TASK: word_problems.make_word_problem,

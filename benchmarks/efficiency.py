@@ -6,12 +6,12 @@ Every figure is a median of repeats that are interleaved with what they are comp
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from stepsaver.bench.machine.bare import BareModel, forward_shape
-from stepsaver.bench.machine.limit import step_times
+from benchmarks.bare import BareModel, forward_shape
+from stepsaver.bench.limit import decode_once, random_prompts, step_times
 from stepsaver.engine.cost import Machine
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt
@@ -53,22 +53,6 @@ def fixed_engine(model: Transformer, *, batch: int, rows_per_step: int, rules: t
     """Returns an engine that never stops before its limit and reveals a fixed number of rows: its steps are known."""
     decoding = resolve_decoding(model.config, stop_ids=())
     return Engine(model, policy=Fixed(rows_per_step), rules=rules, batch_size=batch, decoding=decoding)
-
-
-def random_prompts(model: Transformer, lengths: list[int], limits: list[int]) -> list[Prompt]:
-    generator = torch.Generator().manual_seed(0)
-    ids = [torch.randint(3, model.config.vocab, (length,), generator=generator).tolist() for length in lengths]
-    return [Prompt(tuple(each), max_new_tokens=limit) for each, limit in zip(ids, limits, strict=True)]
-
-
-AnyTrace = TypeVar("AnyTrace", bound=Trace)
-
-
-def decode_once(engine: Engine, prompts: list[Prompt], trace: AnyTrace) -> AnyTrace:
-    """Decodes the prompts, fills the trace and returns it."""
-    for _ in engine.generate(prompts, max_new_tokens=0, trace=trace):
-        pass
-    return trace
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stepsaver.bench.machine.gguf import write_random
+from benchmarks.gguf import write_random
 from stepsaver.bench.measure_rows import Layout, Scratch
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.errors import UsageError

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepsaver.bench.machine.finding import Finding
-from stepsaver.bench.machine.limit import measure_machine, step_times
-from stepsaver.bench.machine.speed import decode_once, random_prompts
+from stepsaver.bench.limit import decode_once, measure_machine, random_prompts, step_times
+from stepsaver.commands.doctor import Finding
 from stepsaver.engine import registry
 from stepsaver.engine.cache import KeyValueCache
 from stepsaver.engine.engine import Engine

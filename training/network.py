@@ -9,7 +9,7 @@ from torch import Tensor
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Layer, Transformer
-from stepsaver.training.layout import NO_TARGET, Units
+from training.layout import NO_TARGET, Units
 
 
 class Losses(NamedTuple):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from stepsaver.bench.machine import against_llama
-from stepsaver.bench.machine.gguf import facts, tensors, write_random
-from stepsaver.bench.machine.shapes import SHAPES
-from stepsaver.cli import main
+from benchmarks import against_llama
+from benchmarks.gguf import facts, tensors, write_random
+from benchmarks.shapes import SHAPES
+from benchmarks.speed import main
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import random_model
 from tests.conftest import tiny_config
@@ -154,14 +154,20 @@ def test_another_engine_or_a_missing_one_is_one_line(
     engine: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, against_llama.MODULE, None)
-    assert main(["speed", "--against", engine]) == 2
+    assert main(["--against", engine]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "1000000"])
+def test_impossible_numbers_of_threads_are_refused(threads: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--threads", threads]) == 2
+    assert f"--threads {threads} is not from 1 to" in capsys.readouterr().err
 
 
 def test_the_command_compares(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, against_llama.MODULE, FakeLlama())
     monkeypatch.setitem(SHAPES, "135M", tiny_config(block_size=16))
     small = ["--batch-size", "1", "--repeats", "1", "--new-tokens", "2"]
-    assert main(["speed", "--shape", "135M", "--against", "llama.cpp", *small, "--json"]) == 0
+    assert main(["--shape", "135M", "--against", "llama.cpp", *small, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [(row["engine"], row["rows"]) for row in document["against"]] == [("llama.cpp", n) for n in (1, 8, 32)]

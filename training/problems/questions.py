@@ -8,8 +8,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
-from stepsaver.evaluation.embedded.problem import Problem
-from stepsaver.evaluation.embedded.words import NAMES, NOUNS
+from training.problems.problem import Problem
+from training.problems.words import NAMES, NOUNS
 
 TASK = "mini_mmlu"
 SMALLEST_ADDEND, LARGEST_ADDEND = 2, 5

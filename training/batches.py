@@ -7,11 +7,11 @@ from random import Random
 from tokenizers import Tokenizer
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.evaluation.embedded import instructions, questions, word_problems
-from stepsaver.evaluation.embedded.problem import Maker, Problem, Split
-from stepsaver.evaluation.embedded.tokenizer import END_ID, MASK_ID, prompt_text
-from stepsaver.training.layout import NO_TARGET, Sheet, Units
-from stepsaver.training.recipe import Recipe, Stage
+from training.layout import NO_TARGET, Sheet, Units
+from training.problems import instructions, questions, word_problems
+from training.problems.problem import Maker, Problem, Split
+from training.problems.tokenizer import END_ID, MASK_ID, prompt_text
+from training.recipe import Recipe, Stage
 
 MOST_BLOCKS = 4
 

@@ -14,9 +14,10 @@ from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import COMPUTED_STEPS, Trace
-from stepsaver.evaluation.embedded import DATA_FOLDER, instructions, questions, word_problems
-from stepsaver.evaluation.embedded.tokenizer import prompt_text
+from stepsaver.evaluation.embedded import DATA_FOLDER
 from stepsaver.evaluation.share_interval import Bounds, wilson_interval
+from training.problems import instructions, questions, word_problems
+from training.problems.tokenizer import prompt_text
 
 TOKEN_LIMITS = {word_problems.TASK: 96, instructions.TASK: 32}
 BATCH = 128  # the tokens do not depend on it

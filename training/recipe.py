@@ -9,8 +9,8 @@ from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.models.config import FIELDS, MOST_BLOCK_ROWS, ModelConfig
 from stepsaver.engine.models.fields import Field, Real, Whole
 from stepsaver.engine.models.rope import Rope
-from stepsaver.evaluation.embedded.questions import LARGEST_ADDEND, SMALLEST_ADDEND
-from stepsaver.evaluation.embedded.word_problems import EASY, HARD, SINGLE_DIGITS, Difficulty
+from training.problems.questions import LARGEST_ADDEND, SMALLEST_ADDEND
+from training.problems.word_problems import EASY, HARD, SINGLE_DIGITS, Difficulty
 
 Stage = Literal["autoregressive", "joint"]
 

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stepsaver.training.loop import Watcher
-from stepsaver.training.recipe import Recipe
+from training.loop import Watcher
+from training.recipe import Recipe
 
 LINE_EVERY = 20
 

@@ -7,7 +7,7 @@ import torch
 
 from stepsaver.engine.models.load import save_weights
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.evaluation.embedded.tokenizer import END_ID, MASK_ID, write_tokenizer
+from training.problems.tokenizer import END_ID, MASK_ID, write_tokenizer
 
 STORED_DTYPE = torch.float16  # the weights are small; its mantissa is three bits longer than bfloat16's
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from stepsaver.evaluation.embedded.catalog import MAKERS
-from stepsaver.evaluation.embedded.problem import problems
+from training.problems.catalog import MAKERS
+from training.problems.problem import problems
 
 UNKNOWN, MASK, END, USER, ASSISTANT, SYSTEM = SPECIAL_TOKENS = (
     "<|unknown|>", "<|mask|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>",

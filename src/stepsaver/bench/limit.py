@@ -4,11 +4,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from stepsaver.engine.cost import Machine, record_work
+from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.trace import ForwardRecord, Trace
 
@@ -16,6 +18,7 @@ READ = 1 << 27  # numbers: more than any cache holds
 MULTIPLIED, MULTIPLIED_ELSEWHERE = 1024, 8192  # rows, inputs and outputs: on a CPU, and on a device with more units
 TIMES = 7  # repeats, of which the best counts: a limit is what is possible
 KINDS = ("prefill", "full", "sub", "commit")
+AnyTrace = TypeVar("AnyTrace", bound=Trace)
 
 
 def measure_machine(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Machine:
@@ -72,3 +75,16 @@ def _step_time(model: Transformer, records: list[ForwardRecord], machine: Machin
         limit_milliseconds=1000 * median(each.seconds(machine) for each in work),
         limited_by="reading" if reading > multiplying else "multiplying",
     )
+
+
+def random_prompts(model: Transformer, lengths: list[int], limits: list[int]) -> list[Prompt]:
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(3, model.config.vocab, (length,), generator=generator).tolist() for length in lengths]
+    return [Prompt(tuple(each), max_new_tokens=limit) for each, limit in zip(ids, limits, strict=True)]
+
+
+def decode_once(engine: Engine, prompts: list[Prompt], trace: AnyTrace) -> AnyTrace:
+    """Decodes the prompts, fills the trace and returns it."""
+    for _ in engine.generate(prompts, max_new_tokens=0, trace=trace):
+        pass
+    return trace

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from stepsaver.evaluation.embedded.problem import Problem
-from stepsaver.evaluation.embedded.words import NAMES, THINGS
+from training.problems.problem import Problem
+from training.problems.words import NAMES, THINGS
 
 TASK = "mini_gsm8k"
 SMALLEST, LARGEST = 10, 99

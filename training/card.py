@@ -7,18 +7,18 @@ from typing import Any
 import torch
 
 from stepsaver.engine.models.load import load_model
-from stepsaver.evaluation.embedded import instructions, questions, word_problems
-from stepsaver.evaluation.embedded.catalog import EVALUATION_FILES, LARGE
-from stepsaver.evaluation.embedded.word_problems import EASY, HARD
-from stepsaver.training.loop import Run, read_log
-from stepsaver.training.measure import (
+from training.loop import Run, read_log
+from training.measure import (
     Accuracy,
     checkpoint_tokenizer,
     measure_choices,
     measure_generation,
     percentage,
 )
-from stepsaver.training.recipe import Recipe
+from training.problems import instructions, questions, word_problems
+from training.problems.catalog import EVALUATION_FILES, LARGE
+from training.problems.word_problems import EASY, HARD
+from training.recipe import Recipe
 
 THRESHOLDS = (1.0, 0.95, 0.9, 0.7, None)  # None: autoregressive, blocks of one row
 CURVE_FILE = "loss_curve.png"
@@ -87,7 +87,7 @@ def card_text(
         if value != getattr(DEFAULTS, name) and not isinstance(value, tuple)
     ]
     rates = ", then ".join(f"{rate:g} from step {start}" for start, rate in recipe.rates)
-    command = " ".join(["python -m stepsaver.training --out runs/train --export runs/model", *changed])
+    command = " ".join(["python -m training --out runs/train --export runs/model", *changed])
     return f"""# The embedded model: a block-diffusion language model of {parameters / 1e6:.1f} million parameters
 
 It has the format and the structure of Fast-dLLM v2 ({recipe.layers} layers, blocks of {recipe.block_size} rows,
@@ -117,7 +117,7 @@ log-likelihood of the choices along the decoding trajectory:
 
 ## Data
 
-Problems come from the seeded generator in `stepsaver.evaluation.embedded`. Word problems are
+Problems come from the seeded generator in `training/problems`. Word problems are
 {100 * recipe.autoregressive_word_problem_share:.0f} % of the first stage and
 {100 * recipe.joint_word_problem_share:.0f} % of the second, the other two tasks share the rest; their answers, a fifth
 as long, weigh {recipe.short_weight:g} times as much. A problem belongs to training or test by a hash of what it asks

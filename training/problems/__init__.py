@@ -1,0 +1,1 @@
+"""The problems of the embedded tasks: their seeded makers, the test files made from them, and the tokenizer."""
