@@ -1,70 +1,16 @@
-"""Row sets, plans, and the figures that are summed from records."""
+"""The figures that are summed from records."""
 
-import numpy as np
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from stepsaver.engine.base_plan import commit_plan, prefill_plan
 from stepsaver.engine.cost import COMPUTE_BOUND, Machine, ceiling, predicted_speed_up, trace_cost
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.plan import empty_plan, whole_plan
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rows import describe, first_row, is_subset, row_index, row_list, row_set, row_sets, rows_between
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
-
-rows = st.sets(st.integers(0, 40)).map(lambda chosen: sum(1 << row for row in chosen))
-
-
-@given(rows, rows)
-def test_row_sets_behave_like_sets(one: int, other: int) -> None:
-    assert row_list(one) == tuple(sorted(row_list(one)))
-    assert is_subset(one, other) == (set(row_list(one)) <= set(row_list(other)))
-    assert row_index(one).tolist() == list(row_list(one))
-    flags = torch.zeros(41, dtype=torch.bool).numpy()
-    flags[row_index(one)] = True
-    assert row_set(flags) == one
-    both = np.stack([flags, np.isin(np.arange(41), row_list(other))])
-    assert row_sets(both) == [one, other]
-    if one:
-        assert first_row(one) == min(row_list(one))
-
-
-@given(rows)
-def test_descriptions_name_exactly_the_rows(chosen: int) -> None:
-    named: list[int] = []
-    for item in describe(chosen).split(",") if chosen else []:
-        start, _, stop = item.partition("-")
-        named += range(int(start), int(stop or start) + 1)
-    assert tuple(named) == row_list(chosen)
-
-
-@given(rows.filter(bool), rows)
-def test_plans_compare_by_work(window: int, other: int) -> None:
-    plan = whole_plan("full", window=window, reads=window, layers=4)
-    narrowed = plan.within(other)
-    assert narrowed <= plan
-    assert (plan <= narrowed) == is_subset(window, other)
-    assert empty_plan(4) <= plan
-    assert hash(plan) == hash(whole_plan("full", window=window, reads=window, layers=4))
-
-
-def test_a_plan_prints_as_one_line() -> None:
-    text = str(commit_plan(32, layers=28))
-    assert text == (
-        "commit: rows 0-31; layers 0-26 attention 0-31 keys 0-31 mlp 0-31; "
-        "layers 27-27 attention 31 keys 0-31 mlp 31; head 31"
-    )
-    assert str(empty_plan(3)) == "reused: no forward"
-    assert prefill_plan(64, reads_last=False, layers=2).reads == 0
-    assert commit_plan(32, layers=28).mlp_run == 27 * 32 + 1
-    assert rows_between(2, 4) == 0b1100
 
 
 def decode(model: Transformer, *rules: str, batch_size: int = 2) -> Trace:
