@@ -8,6 +8,7 @@ from typing import Any
 
 from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.engine.cost import ceiling, predicted_speed_up
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import DEFAULT_POLICY, parse_policy
@@ -29,7 +30,7 @@ class Config:
 
     def engine(self, model: Transformer, batch_size: int, forward_rows: float) -> Engine:
         rules, policy = tuple(map(parse_rule, self.rules)), parse_policy(self.policy)
-        return Engine(model, policy=policy, rules=rules, batch_size=batch_size, forward_rows=forward_rows)
+        return Engine(model, decoder=Denoise(policy, rules), batch_size=batch_size, forward_rows=forward_rows)
 
 
 @dataclass
@@ -81,7 +82,7 @@ def compare_configs(
 
 
 def _predicted_here(baseline: Tally, tally: Tally, costs: RowCosts) -> float:
-    planning = planning_of(tally.engine.rules, tally.engine.model.config.layers)
+    planning = planning_of(tally.engine.decoder.rules, tally.engine.model.config.layers)
     return predicted_speed_up_here(baseline.whole_trace(), tally.whole_trace(), costs, planning)
 
 
@@ -108,7 +109,7 @@ def _row(name: str, tally: Tally, baseline: Tally, documents: Sequence[dict[str,
         ),
         "predicted_speed_up": predicted_speed_up(tally.engine.model.config, baseline.whole_trace(), whole),
         "ceiling": ceiling(
-            tally.engine.model.config, baseline.whole_trace(), tally.engine.rules, tally.engine.decoding
+            tally.engine.model.config, baseline.whole_trace(), tally.engine.decoder.rules, tally.engine.decoding
         ),
         "tokens_per_step": whole.tokens_generated / steps,
         "first_answer": tally.answers[0],

@@ -13,6 +13,7 @@ import torch
 from benchmarks.bare import BareModel, forward_shape
 from stepsaver.bench.limit import decode_once, random_prompts, step_times
 from stepsaver.engine.cost import Machine
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.models.transformer import Transformer
@@ -52,7 +53,7 @@ def spread(values: list[float]) -> Spread:
 def fixed_engine(model: Transformer, *, batch: int, rows_per_step: int, rules: tuple[Rule, ...] = ()) -> Engine:
     """Returns an engine that never stops before its limit and reveals a fixed number of rows: its steps are known."""
     decoding = resolve_decoding(model.config, stop_ids=())
-    return Engine(model, policy=Fixed(rows_per_step), rules=rules, batch_size=batch, decoding=decoding)
+    return Engine(model, decoder=Denoise(Fixed(rows_per_step), rules), batch_size=batch, decoding=decoding)
 
 
 @dataclass

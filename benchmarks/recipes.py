@@ -43,7 +43,7 @@ def row(batch_size: int, max_drop: float) -> tuple[str, ...]:
     up, drop = ([measured[name][part] for part in ("value", "low", "high")] for name in ("speed_up", "drop_points"))
     settings = [
         *recipe["rules"],
-        recipe["policy"],
+        recipe.get("policy") or recipe["decode"],
         f"sub-blocks of {recipe['sub_block_size']}",
         f"join {recipe['join']}",
     ]

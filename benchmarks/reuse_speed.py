@@ -20,11 +20,12 @@ from benchmarks.shapes import SHAPES
 from stepsaver.bench.limit import decode_once, random_prompts
 from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.engine.cost import ceiling, predicted_speed_up
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.policies.fixed import Fixed
-from stepsaver.engine.policies.policy import Candidates, Choice, RevealPolicy, by_confidence
+from stepsaver.engine.policies.policy import Candidates, Choice, Policy, by_confidence
 from stepsaver.engine.row_costs import planning_of, predicted_speed_up_here
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
@@ -76,7 +77,7 @@ class AsThe7B:
         return Choice(sum(1 << row for row in ranked[: 1 if step < 4 else 2]))
 
 
-PACES: dict[str, RevealPolicy] = {"two rows a step": Fixed(2), "as the 7B": AsThe7B()}
+PACES: dict[str, Policy] = {"two rows a step": Fixed(2), "as the 7B": AsThe7B()}
 
 
 def main() -> None:
@@ -105,8 +106,7 @@ def main() -> None:
         engines = {
             name: Engine(
                 model,
-                policy=PACES[pace],
-                rules=rules,
+                decoder=Denoise(PACES[pace], rules),
                 batch_size=batch,
                 decoding=joined if name.endswith(JOINED) else apart,
             )

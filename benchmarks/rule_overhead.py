@@ -12,6 +12,7 @@ from scipy.stats import binom
 
 from benchmarks.shapes import SHAPES
 from stepsaver.bench.limit import decode_once, random_prompts
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
@@ -48,7 +49,7 @@ def main() -> None:
     for batch in options.batch_size or (1, 8):
         prompts = random_prompts(model, [8] * batch, [1] * batch)
         plain, *engines = (
-            Engine(model, policy=Fixed(8), rules=rules, batch_size=batch, decoding=decoding)
+            Engine(model, decoder=Denoise(Fixed(8), rules), batch_size=batch, decoding=decoding)
             for rules in ((), *((parse_rule(text),) for text in RULES))
         )
         ratios: dict[str, list[float]] = {text: [] for text in RULES}

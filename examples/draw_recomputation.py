@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import stepsaver
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rules.rule import parse_rule
@@ -33,8 +34,7 @@ def block_frames(model: stepsaver.Model, rules: tuple[str, ...]) -> list[Frame]:
     """The frames of the answer's second block, which is decoded from its first row on; of the first if it is alone."""
     engine = Engine(
         model.network,
-        policy=Threshold(0.9),
-        rules=tuple(map(parse_rule, rules)),
+        decoder=Denoise(Threshold(0.9), tuple(map(parse_rule, rules))),
         batch_size=1,
         decoding=model.opened.decoding,
     )

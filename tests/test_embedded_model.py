@@ -7,6 +7,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
@@ -33,7 +34,7 @@ def decoded_ids(model: Transformer, tokenizer: Tokenizer, *, batch: int) -> list
     """What the plain model answers to the first test problems."""
     documents = read_documents("mini_gsm8k", limit=GOLDEN_COUNT)
     prompts = [tokenizer.encode(prompt_text(document["question"])).ids for document in documents]
-    engine = Engine(model, policy=Threshold(0.9), batch_size=batch)
+    engine = Engine(model, decoder=Denoise(Threshold(0.9)), batch_size=batch)
     found = {completion.index: completion.ids for completion in engine.generate(prompts, max_new_tokens=96)}
     return [found[index] for index in range(GOLDEN_COUNT)]
 

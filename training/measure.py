@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
@@ -66,7 +67,7 @@ def measure_generation(
     """Returns the accuracy of plain decoding (no reuse) at a threshold; None is autoregressive, one row a block."""
     decoding = resolve_decoding(model.config, block_size=1 if threshold is None else None)
     policy = Threshold() if threshold is None else Threshold(threshold)
-    engine = Engine(model, policy=policy, batch_size=batch, decoding=decoding)
+    engine = Engine(model, decoder=Denoise(policy), batch_size=batch, decoding=decoding)
     documents = read_documents(task, limit=limit)
     field = "prompt" if task == instructions.TASK else "question"
     prompts = [tokenizer.encode(prompt_text(document[field])).ids for document in documents]
@@ -95,7 +96,7 @@ def measure_choices(
     ]
     trace = Trace()
     started = perf_counter()
-    scored = Engine(model, policy=Threshold(), batch_size=batch).score(requests, trace=trace)
+    scored = Engine(model, decoder=Denoise(Threshold()), batch_size=batch).score(requests, trace=trace)
     likelihoods = {score.index: score.loglikelihood for score in scored}
     seconds = perf_counter() - started
     tally: dict[str, list[bool]] = {EVERYTHING: []}

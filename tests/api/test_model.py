@@ -81,14 +81,21 @@ def test_rules_and_policies_are_texts_or_objects(tiny_folder: Path) -> None:
 @given(
     prompts=st.lists(st.text(max_size=12), min_size=1, max_size=4),
     batch_size=st.integers(1, 3),
-    policy=st.sampled_from(["threshold:threshold=0.1", "fixed:rows=3", "verified:span=4"]),
+    chosen=st.sampled_from(
+        [
+            {"policy": "threshold:threshold=0.1"},
+            {"policy": "fixed:rows=3"},
+            {"decode": "speculative:span=4"},
+            {"decode": "autoregressive"},
+        ]
+    ),
     temperature=st.sampled_from([0.0, 1.0]),
 )
 def test_pieces_make_up_the_text_and_nothing_is_taken_back(
-    tiny: stepsaver.Model, prompts: list[str], batch_size: int, policy: str, temperature: float
+    tiny: stepsaver.Model, prompts: list[str], batch_size: int, chosen: dict[str, str], temperature: float
 ) -> None:
-    asked: dict[str, Any] = {"policy": policy, "batch_size": batch_size, "max_new_tokens": 21}
-    if policy.startswith("verified"):
+    asked: dict[str, Any] = {**chosen, "batch_size": batch_size, "max_new_tokens": 21}
+    if "speculative" in chosen.get("decode", ""):
         temperature = 0.0
     texts = list(tiny.generate(prompts, temperature=temperature, **asked))
     ids = list(tiny.generate(prompts, temperature=temperature, ids=True, **asked))

@@ -8,6 +8,7 @@ import torch
 
 from stepsaver.bench.step_counts import count_steps, counted_ceiling
 from stepsaver.engine.cost import ceiling
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import load_model
@@ -34,9 +35,9 @@ def test_the_ceiling_of_counted_steps_is_that_of_the_trace(model: Transformer, p
         whole.records += trace.records
         chunks.append(json.loads(json.dumps(count_steps(trace))))
     for rule in RULES:
-        engine = Engine(model, rules=(parse_rule(rule),), batch_size=4, decoding=decoding)
-        wanted = ceiling(model.config, whole, engine.rules, decoding)
-        assert counted_ceiling(engine, engine.rules, chunks) == pytest.approx(wanted, rel=1e-9)
+        engine = Engine(model, decoder=Denoise(rules=(parse_rule(rule),)), batch_size=4, decoding=decoding)
+        wanted = ceiling(model.config, whole, engine.decoder.rules, decoding)
+        assert counted_ceiling(engine, engine.decoder.rules, chunks) == pytest.approx(wanted, rel=1e-9)
     assert wanted > 1
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine
 from stepsaver.engine.models.transformer import Transformer
@@ -24,7 +25,7 @@ def decode_case(model: Transformer, case: dict[str, Any], *, batch_size: int = 4
         stop_ids=(case["stop_token"],),
         block_cache=case["block_cache"],
     )
-    engine = Engine(model, policy=Threshold(case["threshold"]), batch_size=batch_size, decoding=decoding)
+    engine = Engine(model, decoder=Denoise(Threshold(case["threshold"])), batch_size=batch_size, decoding=decoding)
     completions = engine.generate(case["prompts"], max_new_tokens=BEYOND_THE_REFERENCE)
     return sorted(completions, key=lambda each: each.index)
 

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepsaver.engine.batch import StepEvent
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
 from stepsaver.engine.errors import UsageError
@@ -24,7 +25,7 @@ BLOCK = 8
 def engine_of(model: Transformer, *, batch_size: int = 1, threshold: float = 0.5, **decoding: object) -> Engine:
     return Engine(
         model,
-        policy=Threshold(threshold),
+        decoder=Denoise(Threshold(threshold)),
         batch_size=batch_size,
         decoding=resolve_decoding(model.config, **({"sub_block_size": 4} | decoding)),  # type: ignore[arg-type]
     )

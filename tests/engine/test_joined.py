@@ -7,6 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepsaver.engine.decoders.denoise import Denoise
+from stepsaver.engine.decoders.speculative import Speculative
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
 from stepsaver.engine.joins import JOINS, resolve_joins
@@ -14,7 +16,6 @@ from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.policies.verified import Verified
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.state import BlockState
@@ -46,7 +47,7 @@ def engine_of(model: Transformer, join: str, rules: tuple[str, ...] = (), **opti
     batch_size = options.pop("batch_size", 1)
     decoding = resolve_decoding(model.config, join=join, **({"sub_block_size": 4, "stop_ids": ()} | options))  # type: ignore[arg-type]
     rules_made = tuple(map(parse_rule, rules))
-    return Engine(model, policy=policy, rules=rules_made, batch_size=batch_size, decoding=decoding, checked=True)
+    return Engine(model, decoder=Denoise(policy, rules_made), batch_size=batch_size, decoding=decoding, checked=True)
 
 
 def decoded(engine: Engine, prompts: list, trace: Trace | None = None) -> list[Completion]:
@@ -163,13 +164,13 @@ def test_scores_are_the_same_and_never_guessed_wrong(models, kind: str) -> None:
     assert trace.guesses_wrong == 0 < trace.guesses_right
 
 
-def test_verified_drafts_begin_beside_the_prefill(models) -> None:
+def test_drafts_begin_beside_the_prefill(models) -> None:
     prompts = [Prompt(tuple(range(5, 18)), None, 20)]
     found = {}
     for join in ("none", "all"):
         trace = Trace()
         decoding = resolve_decoding(models["next"].config, stop_ids=(), join=join)  # type: ignore[arg-type]
-        engine = Engine(models["next"], policy=Verified(), decoding=decoding, checked=True)
+        engine = Engine(models["next"], decoder=Speculative(), decoding=decoding, checked=True)
         found[join] = (decoded(engine, prompts, trace)[0].ids, trace.forwards)
     assert found["all"][0] == found["none"][0]
     assert found["all"][1] == found["none"][1] - 1

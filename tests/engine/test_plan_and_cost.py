@@ -5,6 +5,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepsaver.engine.cost import COMPUTE_BOUND, Machine, ceiling, predicted_speed_up, trace_cost
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
@@ -16,7 +17,7 @@ from stepsaver.engine.trace import Trace
 def decode(model: Transformer, *rules: str, batch_size: int = 2) -> Trace:
     decoding = resolve_decoding(model.config, sub_block_size=4, stop_ids=())
     reuse = tuple(map(parse_rule, rules))
-    engine = Engine(model, policy=Threshold(0.9), rules=reuse, batch_size=batch_size, decoding=decoding)
+    engine = Engine(model, decoder=Denoise(Threshold(0.9), reuse), batch_size=batch_size, decoding=decoding)
     trace = Trace()
     list(engine.generate([(5, 6, 7), tuple(range(10, 29))], max_new_tokens=20, trace=trace))
     return trace

@@ -6,11 +6,12 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from stepsaver.engine import registry
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.policies.policy import Candidates, Choice, Policy, RevealPolicy, parse_policy
+from stepsaver.engine.policies.policy import Candidates, Choice, Policy, parse_policy
 from stepsaver.engine.rows import is_subset, row_list
 from stepsaver.engine.view import StepView
 
@@ -21,7 +22,6 @@ SETTINGS = {
     "forced": ["forced:k=1", "forced:k=3,threshold=0.5"],
     "quota": ["quota:steps=1", "quota:steps=3", "quota:steps=100,threshold=0.2"],
     "threshold": ["threshold", "threshold:threshold=0", "threshold:threshold=1,at_most=1"],
-    "verified": ["verified", "verified:span=1,context=block", "verified:span=auto,ahead=always"],
 }
 WRONG = {
     "adaptive_steps": ["margin=-1", "margin=nan", "max_rows=-1", "threshold=2"],
@@ -30,7 +30,6 @@ WRONG = {
     "forced": ["k=0", "k=2,threshold=-0.1"],
     "quota": ["steps=0", "steps=2,threshold=1.5"],
     "threshold": ["threshold=1.5", "threshold=nan", "at_most=0"],
-    "verified": ["span=0", "context=other", "ahead=7"],
 }
 EVERY_SETTING = [text for texts in SETTINGS.values() for text in texts]
 PROMPTS = [tuple(range(5, 8)), tuple(range(5, 28)), (9,)]
@@ -42,7 +41,7 @@ class Watched:
 
     name: ClassVar[str] = "watched"
 
-    policy: RevealPolicy
+    policy: Policy
     choices: int = 0
 
     def choose(self, candidates: Candidates, view: StepView) -> Choice:
@@ -58,7 +57,7 @@ class Watched:
 
 def decode(model: Transformer, policy: Policy, prompts: list[tuple[int, ...]], batch_size: int) -> list[list[int]]:
     decoding = resolve_decoding(model.config, sub_block_size=4)
-    engine = Engine(model, policy=policy, decoding=decoding, batch_size=batch_size, checked=True)
+    engine = Engine(model, decoder=Denoise(policy), decoding=decoding, batch_size=batch_size, checked=True)
     return [each.ids for each in sorted(engine.generate(prompts, max_new_tokens=21), key=lambda each: each.index)]
 
 
@@ -84,9 +83,9 @@ def test_impossible_values_are_one_line(text: str) -> None:
     assert field in str(raised.value)
 
 
-@pytest.mark.parametrize("text", [each for each in EVERY_SETTING if not each.startswith("verified")])
+@pytest.mark.parametrize("text", EVERY_SETTING)
 def test_every_choice_keeps_the_contract(tiny_model: Transformer, text: str) -> None:
-    policy = Watched(cast(RevealPolicy, parse_policy(text)))
+    policy = Watched(cast(Policy, parse_policy(text)))
     assert decode(tiny_model, policy, PROMPTS, 2) == decode(tiny_model, parse_policy(text), PROMPTS, 2)
     assert policy.choices > len(PROMPTS)
 

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepsaver.engine.decoders.denoise import Denoise
+from stepsaver.engine.decoders.speculative import Speculative
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
@@ -210,7 +212,7 @@ def decoded(model: Transformer, policy: str, *rules: str) -> Trace:
     trace = Trace()
     decoding = resolve_decoding(model.config, sub_block_size=4)
     reuse = tuple(map(parse_rule, rules))
-    engine = Engine(model, policy=parse_policy(policy), rules=reuse, batch_size=2, decoding=decoding)
+    engine = Engine(model, decoder=Denoise(parse_policy(policy), reuse), batch_size=2, decoding=decoding)
     list(engine.generate([[5, 6, 7], [8] * 11, [9]], max_new_tokens=24, trace=trace))
     return trace
 
@@ -239,7 +241,7 @@ def test_drafts_are_longer_where_a_forward_costs_more_rows(tiny_model: Transform
     drafted = {}
     for forward_rows in (1.0, 1024.0):
         trace = Trace()
-        engine = Engine(tiny_model, policy=parse_policy("verified:span=auto"), batch_size=1, forward_rows=forward_rows)
+        engine = Engine(tiny_model, decoder=Speculative(span="auto"), batch_size=1, forward_rows=forward_rows)
         list(engine.generate([[5, 6, 7]], max_new_tokens=24, trace=trace))
         rows = [each.rows for each in trace.entries if each.kind == "draft"]
         drafted[forward_rows] = sum(rows) / len(rows)

@@ -12,6 +12,7 @@ import pytest
 
 from stepsaver.engine import registry
 from stepsaver.engine.batch import StepEvent
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
@@ -57,7 +58,7 @@ INERT = [rule for rule in SETTINGS if rule.inert_reason()]
 
 def engine_of(model: Transformer, *rules: Rule, policy: Any = None, batch_size: int = 1) -> Engine:
     decoding = resolve_decoding(model.config, sub_block_size=4, stop_ids=())
-    return Engine(model, policy=policy or Threshold(0.5), rules=rules, batch_size=batch_size, decoding=decoding)
+    return Engine(model, decoder=Denoise(policy or Threshold(0.5), rules), batch_size=batch_size, decoding=decoding)
 
 
 def decoded(engine: Engine) -> tuple[list, list]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stepsaver.engine import registry
 from stepsaver.engine.batch import StepEvent
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine
 from stepsaver.engine.errors import UsageError
@@ -46,7 +47,7 @@ def engine_of(model: Transformer, rules: tuple[Rule, ...] = (), **options: Any) 
     policy = options.pop("policy", Threshold(options.pop("threshold", 0.5)))
     batch_size = options.pop("batch_size", 1)
     decoding = resolve_decoding(model.config, **({"sub_block_size": 4, "stop_ids": ()} | options))
-    return Engine(model, policy=policy, rules=rules, batch_size=batch_size, decoding=decoding, checked=True)
+    return Engine(model, decoder=Denoise(policy, rules), batch_size=batch_size, decoding=decoding, checked=True)
 
 
 def generate(engine: Engine, prompts: list = PROMPTS, limit: int = 28, **options: Any) -> list[Completion]:
@@ -61,7 +62,7 @@ def test_every_rule_of_the_registry_is_proved() -> None:
 def test_steps_are_the_same_whether_they_are_checked_or_not(tiny_model: Transformer, rules: tuple[Rule, ...]) -> None:
     """What is noted for single layers is for the checks and for deltas alone: plans follow from the set of rows."""
     checked = engine_of(tiny_model, rules, batch_size=2, join="none")
-    free = Engine(tiny_model, policy=checked.policy, rules=rules, batch_size=2, decoding=checked.decoding)
+    free = Engine(tiny_model, decoder=Denoise(checked.policy, rules), batch_size=2, decoding=checked.decoding)
     assert [(each.ids, each.steps) for each in generate(free)] == [(each.ids, each.steps) for each in generate(checked)]
 
 
@@ -266,8 +267,9 @@ def test_output_mode_equals_the_sources_last_version(golden_model: Transformer, 
 @pytest.mark.parametrize("kv", ["refresh", "freeze"])
 def test_delta_reproduces_the_logits_if_nothing_changed(tiny_model: Transformer, kv: str) -> None:
     """Truth 3: a policy that reveals nothing new cannot be had, so the second step is planned by hand."""
-    from stepsaver.engine.batch import BatchContext, Turn, execute, view_of
     from stepsaver.engine.denoise import Denoising
+
+    from stepsaver.engine.batch import BatchContext, Turn, execute, view_of
     from stepsaver.engine.packing import Step
     from stepsaver.engine.rules.rule import plan_step
     from stepsaver.engine.sampling import Sampling

@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
@@ -26,8 +27,7 @@ def engine_of(
     decoding = resolve_decoding(model.config, **({"sub_block_size": min(4, model.config.block_size)} | options))
     return Engine(
         model,
-        policy=Threshold(threshold),
-        rules=tuple(map(parse_rule, rules)),
+        decoder=Denoise(Threshold(threshold), tuple(map(parse_rule, rules))),
         batch_size=batch_size,
         decoding=decoding,
         checked=True,

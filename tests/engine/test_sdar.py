@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from stepsaver.engine import registry
 from stepsaver.engine.cache import KeyValueCache
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
 from stepsaver.engine.errors import UsageError
@@ -43,7 +44,7 @@ def models() -> dict[str, Transformer]:
 def engine_of(model: Transformer, case: dict, *, batch_size: int = 1) -> Engine:
     decoding = resolve_decoding(model.config, block_size=case["block_size"], stop_ids=(case["stop_token"],))
     policy = Quota(case["denoising_steps"], case["threshold"])
-    return Engine(model, policy=policy, decoding=decoding, batch_size=batch_size, checked=True)
+    return Engine(model, decoder=Denoise(policy), decoding=decoding, batch_size=batch_size, checked=True)
 
 
 def expected_ids(case: dict) -> list[int]:
@@ -107,7 +108,7 @@ def tiny_sdar() -> Transformer:
 def tiny_engine(model: Transformer, rules: tuple = (), *, batch_size: int = 1, threshold: float = 0.5, **options):
     decoding = resolve_decoding(model.config, **({"sub_block_size": 4, "stop_ids": ()} | options))
     return Engine(
-        model, policy=Threshold(threshold), rules=rules, batch_size=batch_size, decoding=decoding, checked=True
+        model, decoder=Denoise(Threshold(threshold), rules), batch_size=batch_size, decoding=decoding, checked=True
     )
 
 
@@ -172,7 +173,7 @@ def test_the_remainder_of_a_quota_goes_to_the_first_steps(
     tiny_sdar: Transformer, steps: int, threshold: float | None, expected: list[int]
 ) -> None:
     decoding = resolve_decoding(tiny_sdar.config, block_size=4, stop_ids=())
-    engine = Engine(tiny_sdar, policy=Quota(steps, threshold), decoding=decoding)
+    engine = Engine(tiny_sdar, decoder=Denoise(Quota(steps, threshold)), decoding=decoding)
     (completion,) = engine.generate([PROMPTS[1]], max_new_tokens=4)
     assert [step.revealed for step in completion.steps if step.kind in DENOISING] == expected
 

@@ -9,6 +9,9 @@ import torch.nn.functional as F
 
 from stepsaver.engine import registry
 from stepsaver.engine.attention import _attend_folded
+from stepsaver.engine.decoders.chosen import parse_decoder
+from stepsaver.engine.decoders.decoder import Decoder
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.estimators import ESTIMATORS
@@ -31,7 +34,6 @@ ASKING = "adaptive_layers"  # reads the drift in the middle of a forward
 SETTINGS = {
     "forced": ["forced:k=2"],
     "quota": ["quota:steps=2"],
-    "verified": ["verified:span=4", "verified:span=auto,ahead=always", "verified:span=4,context=block"],
 }
 POLICIES = [text for name in registry.found_in("stepsaver.engine.policies") for text in SETTINGS.get(name, [name])]
 
@@ -48,6 +50,7 @@ def decoded(
     *,
     dtype: torch.dtype = torch.float16,
     policy: Policy | None = None,
+    decoder: Decoder | None = None,
     batch_size: int = 2,
     layers: int = 3,
     prompts: list[tuple[int, ...]] = PROMPTS,
@@ -57,7 +60,13 @@ def decoded(
     config = tiny_config(layers=layers)
     decoding = resolve_decoding(config, **({"sub_block_size": 4, "stop_ids": ()} | changes))
     model = stand_in_model(config, dtype)
-    engine = Engine(model, policy=policy, rules=rules, batch_size=batch_size, decoding=decoding, checked=True)
+    engine = Engine(
+        model,
+        decoder=decoder or Denoise(policy or parse_policy("threshold"), rules),
+        batch_size=batch_size,
+        decoding=decoding,
+        checked=True,
+    )
     trace = Trace()
     with StandIn(config) as device:
         finished = list(engine.generate(prompts, max_new_tokens=NEW_TOKENS, sampling=sampling, trace=trace))
@@ -94,6 +103,20 @@ def test_joined_forwards_and_missing_caches_wait_once(join: str, prefix_cache: b
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policies_wait_once(policy: str) -> None:
     device, trace = decoded(policy=parse_policy(policy))
+    assert device.transfers == trace.forwards
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "autoregressive",
+        "speculative:span=4",
+        "speculative:span=auto,ahead=always",
+        "speculative:span=4,context=block",
+    ],
+)
+def test_decoders_wait_once(text: str) -> None:
+    device, trace = decoded(decoder=parse_decoder(text))
     assert device.transfers == trace.forwards
 
 

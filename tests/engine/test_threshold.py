@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepsaver.engine import registry
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
@@ -46,7 +47,7 @@ def test_a_pace_keeps_the_most_confident_of_what_the_threshold_reveals(
 def test_a_paced_block_takes_so_many_steps(tiny_model: Transformer) -> None:
     decoding = resolve_decoding(tiny_model.config, sub_block_size=4, stop_ids=())
     for at_most, expected in ((1, [1] * 4), (3, [3, 1]), (4, [4])):
-        engine = Engine(tiny_model, policy=Threshold(0.0, at_most), decoding=decoding)
+        engine = Engine(tiny_model, decoder=Denoise(Threshold(0.0, at_most)), decoding=decoding)
         (completion,) = engine.generate([tuple(range(5, 9))], max_new_tokens=4)
         assert [step.revealed for step in completion.steps if step.kind in DENOISING] == expected
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import load_model
@@ -37,7 +38,7 @@ def tokenizer() -> TextTokenizer:
 def _engine(model: Transformer, *rules: str) -> Engine:
     mask_id = read_mask_id(MODEL_FOLDER) if model.config.mask_id is None else None
     decoding = resolve_decoding(model.config, mask_id=mask_id)
-    return Engine(model, rules=tuple(map(parse_rule, rules)), batch_size=8, decoding=decoding)
+    return Engine(model, decoder=Denoise(rules=tuple(map(parse_rule, rules))), batch_size=8, decoding=decoding)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_inert_configs_are_named_before_they_run(
     engine = _engine(model, f"layer_reuse:k={k},mode=output")
     lm = StepsaverLM(engine, tokenizer)
     requests = build_requests(lm, load_task("mini_mmlu"), EvaluationOptions(limit=MMLU_DOCUMENTS))["mini_mmlu"]
-    inert = inert_rules(engine.rules, lm.scored_lengths(requests), block_size=engine.decoding.block_size)
+    inert = inert_rules(engine.decoder.rules, lm.scored_lengths(requests), block_size=engine.decoding.block_size)
     assert [each.reason for each in inert] == reasons
-    assert acting_rules(engine.rules, inert) == (engine.rules if k > 1 else ())
+    assert acting_rules(engine.decoder.rules, inert) == (engine.decoder.rules if k > 1 else ())
     assert lm.meters["scoring"].trace.records == []

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from stepsaver.cli import main
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models import architecture
 from stepsaver.engine.models.architecture import Architecture, architectures
-from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.evaluation.lm_eval_cli import RegisteredLM
@@ -67,15 +67,15 @@ def test_opening_reads_no_weights_and_loading_does(without_weights: Path, folder
 def test_rules_are_checked_before_weights_are_read(without_weights: Path) -> None:
     opened = open_model(str(without_weights), block_cache=False)
     with pytest.raises(UsageError, match="needs the block cache"):
-        opened.engine(parse_policy("threshold"), (parse_rule("trim"),), batch_size=1)
+        opened.engine(Denoise(rules=(parse_rule("trim"),)), batch_size=1)
 
 
 def test_an_engine_has_what_the_model_was_opened_with(folder: Path) -> None:
     opened = open_model(str(folder), block_size=4, stop_ids=(7,), prefix_cache=False)
-    engine = opened.engine(Threshold(0.5), (), batch_size=3)
+    engine = opened.engine(Denoise(Threshold(0.5)), batch_size=3)
     assert engine.decoding == opened.decoding
     assert (engine.decoding.block_size, engine.decoding.stop_ids, engine.decoding.prefix_cache) == (4, (7,), False)
-    assert (engine.policy, engine.batch_size) == (Threshold(0.5), 3)
+    assert (engine.decoder.policy, engine.batch_size) == (Threshold(0.5), 3)
 
 
 @pytest.mark.parametrize(

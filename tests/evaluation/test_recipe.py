@@ -132,7 +132,7 @@ def test_lm_eval_takes_a_recipe(model: str, tmp_path: Path) -> None:
         {"pretrained": model, "recipe": str(path)}, {"batch_size": 1, "device": None, "max_batch_size": None}
     )
     assert lm.engine.batch_size == 2
-    assert [rule.name for rule in lm.engine.rules] == ["previous_row", "trim"]
+    assert [rule.name for rule in lm.engine.decoder.rules] == ["previous_row", "trim"]
     assert lm.engine.decoding.sub_block_size == 4
     with pytest.raises(UsageError, match="recipe and rules exclude each other"):
         with_recipe({"pretrained": model, "recipe": str(path), "rules": "trim"})
@@ -171,5 +171,5 @@ def test_the_python_interface_takes_a_recipe(model: str, tmp_path: Path, caplog:
     assert not caplog.messages
     list(loaded.generate(prompts, recipe=path, batch_size=1, max_new_tokens=8, ids=True))
     assert "measured with batch size 2 (here 1)" in caplog.text
-    with pytest.raises(UsageError, match="a recipe settles rules"):
+    with pytest.raises(UsageError, match="a recipe settles decoder, rules"):
         loaded.generate(prompts, recipe=path, rules="trim", ids=True)

@@ -21,14 +21,14 @@ WORDS = [
     "prompts.jsonl", "ids.jsonl", "requests.jsonl", "tiny", "baseline", "previous", "mini_ifeval", "gsm8k", "float16",
     "trim:level=drift", "trim:budget=nan", "layer_reuse:k=2,layers=0", "layer_reuse:k=9,layers=0-99999999999",
     "adaptive_layers:probe=1,threshold=nan", "threshold:threshold=nan", "forced:k=99999999999", "quota:steps=1",
-    "factor:factor=inf", "0:1", "0:nan", "1:1", "--", "-", "auto", "all", "float32", "bfloat16", "float64", "verified",
-    "autoregressive", "reference", "qos=long", "=", "x=", "true", "exact_match", "embedded",
+    "factor:factor=inf", "0:1", "0:nan", "1:1", "--", "-", "auto", "all", "float32", "bfloat16", "float64",
+    "autoregressive", "reference", "qos=long", "=", "x=", "true", "exact_match", "embedded", "speculative",
 ]  # fmt: skip
 VALUES = [
     "", "0", "1", "2", "-1", "9999999999", "nan", "inf", "0.5", "1e-300", "auto", "none", "all", "first", "0-1", "true",
     "false", "block", "causal", "drift", "x", "1,2", "0,99", "-", "always", "never", "never,span=1",
 ]  # fmt: skip
-PACKAGES = ("stepsaver.engine.rules", "stepsaver.engine.policies")
+PACKAGES = ("stepsaver.engine.rules", "stepsaver.engine.policies", "stepsaver.engine.decoders")
 
 
 @st.composite

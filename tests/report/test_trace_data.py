@@ -5,9 +5,9 @@ import json
 import pytest
 
 from stepsaver.engine.base_plan import commit_plan
+from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.report.trace_data import Frame, Proposal, Run, _denoising_frame, _Seen, first_difference
 from tests.report.traces import BLOCK, PROMPTS, document_of, engine_of, traced
 
@@ -184,9 +184,9 @@ def test_a_verification_says_which_drafted_rows_it_kept(
     assert (other["accepted"], other["rejected"]) == ("none", "none")
 
 
-@pytest.mark.parametrize("text", ["verified:span=4", "verified:span=4,ahead=always", "verified:span=3,context=block"])
-def test_frames_of_verified_drafts_replay_the_text(tiny_model: Transformer, text: str) -> None:
-    completions, runs = traced(engine_of(tiny_model, policy=parse_policy(text)))
+@pytest.mark.parametrize("fields", ["span=4", "span=4,ahead=always", "span=3,context=block"])
+def test_frames_of_drafts_replay_the_text(tiny_model: Transformer, fields: str) -> None:
+    completions, runs = traced(engine_of(tiny_model, decoder=parse_decoder(f"speculative:{fields}")))
     kept = thrown = 0
     for prompt, completion, run in zip(PROMPTS, completions, runs, strict=True):
         assert [frame["kind"] for frame in run["frames"]] == [step.kind for step in completion.steps]

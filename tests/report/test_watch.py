@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from stepsaver.engine.batch import StepEvent
+from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.report.watch import Watch
 from stepsaver.report.watch import _legend as watch_legend
 from tests.conftest import GOLDEN
@@ -70,9 +70,9 @@ def test_rows_that_are_not_there_yet_have_a_mark_of_their_own(tiny_model: Transf
     assert len(legend) <= 80
 
 
-@pytest.mark.parametrize("policy", ["verified:span=4", "verified:span=3,context=block"])
-def test_drafts_and_their_verification_can_be_shown(tiny_model: Transformer, policy: str) -> None:
-    engine = engine_of(tiny_model, policy=parse_policy(policy))
+@pytest.mark.parametrize("text", ["speculative:span=4", "speculative:span=3,context=block"])
+def test_drafts_and_their_verification_can_be_shown(tiny_model: Transformer, text: str) -> None:
+    engine = engine_of(tiny_model, decoder=parse_decoder(text))
     console = Console(file=io.StringIO(), width=80, height=24, record=True)
     watch = Watch(engine, len(PROMPTS), str, console=console)
     shown: dict[str, list[str]] = {}

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from stepsaver.engine.decoders.decoder import Decoder
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.report.trace_data import Run, Text, TraceDocument, TraceRecorder, trace_document
@@ -19,12 +20,11 @@ def engine_of(
     *rules: str,
     stop_ids: tuple[int, ...] = (),
     batch_size: int = 2,
-    policy: Policy | None = None,
+    decoder: Decoder | None = None,
 ) -> Engine:
     return Engine(
         model,
-        policy=policy or Threshold(0.5),
-        rules=tuple(map(parse_rule, rules)),
+        decoder=decoder or Denoise(Threshold(0.5), tuple(map(parse_rule, rules))),
         batch_size=batch_size,
         decoding=resolve_decoding(model.config, sub_block_size=4, stop_ids=stop_ids),
     )

@@ -149,7 +149,7 @@ def test_a_drop_below_zero_brings_no_candidate_to_the_front() -> None:
 
 
 def test_a_drop_so_far_below_zero_that_it_is_no_luck_counts() -> None:
-    """Verified drafts are really better here, and differ in more answers than any rule."""
+    """Speculative drafts are really better here, and differ in more answers than any rule."""
     goal = Goal(0.01, CONFIDENCE, FRESH)
     better, even = Observed(1319, 40, 100, (1.8,)), Observed(1319, 70, 70, (1.8,))
     assert goal.chance(better) > 2 * goal.chance(even)

@@ -7,10 +7,10 @@ import pytest
 
 from stepsaver.bench.experiment import ConfigSpec
 from stepsaver.engine import registry
+from stepsaver.engine.decoders.speculative import Speculative
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import parse_policy
-from stepsaver.engine.policies.verified import Verified
 from stepsaver.engine.tuned import BY_DRIFT, NOT_TUNED, TUNED, tuned, tuned_fields
 from stepsaver.tune.race import Goal, Observed
 from stepsaver.tune.space import POLICIES, RULES, DeclaredSpace
@@ -67,7 +67,7 @@ def test_candidates_become_configs_that_say_all_that_is_changed(space: DeclaredS
     for name in space.singles():
         config = config_of(space.candidate(name))
         assert ConfigSpec.model_validate(config.model_dump()) == config
-        assert config.rules or config.policy or config.sub_block_size or config.join
+        assert config.decode or config.rules or config.policy or config.sub_block_size or config.join
 
 
 def test_combinations_have_one_of_a_kind_and_nothing_that_excludes_itself(space: DeclaredSpace) -> None:
@@ -81,8 +81,8 @@ def test_combinations_have_one_of_a_kind_and_nothing_that_excludes_itself(space:
         assert len(kinds) > 1
         assert len(kinds) == len(set(kinds))
         assert space.is_possible(candidate)
-        if isinstance(candidate.policy, Verified):  # all else would change nothing and look like another candidate
-            assert [each.value for each in candidate.settings if each.kind != "policy"] == ["prefill"]
+        if isinstance(candidate.decoder, Speculative):  # all else would change nothing and look like another candidate
+            assert [each.value for each in candidate.settings if each.kind != "decode"] == ["prefill"]
         turns = [rule.name for rule in candidate.rules if rule.name in ("previous_row", "trim", "near_rows")]
         assert turns == sorted(turns, key=("previous_row", "trim", "near_rows").index)
 
@@ -94,13 +94,13 @@ def test_every_kind_of_policy_is_in_some_combination(space: DeclaredSpace) -> No
     known = {name: Observed(64, 0.0, 0.0, (up,), up) for name, up in ups.items()}
     combined = space.combinations(known, Goal(0.03, 0.95, 5000), 24)
     assert {space.family(name) for name in combined} == {"", *(space.family(name) for name in names)}
-    assert any(name.startswith("join-prefill") and "verified" in name for name in combined)
+    assert any("join-prefill" in name and "speculative" in name for name in combined)
 
 
 def test_a_task_that_is_scored_has_no_drafts_in_committed_blocks(space: DeclaredSpace) -> None:
     scored = DeclaredSpace(space.decoding, space.layers, is_scored=True)
-    wanted = [name for name in space.singles() if name.startswith("verified")]
-    found = [name for name in scored.singles() if name.startswith("verified")]
+    wanted = [name for name in space.singles() if name.startswith("speculative")]
+    found = [name for name in scored.singles() if name.startswith("speculative")]
     assert found == [name for name in wanted if "contextblock" not in name]
     assert len(found) < len(wanted)
 

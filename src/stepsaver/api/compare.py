@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepsaver.api.model import Model, Rules
 from stepsaver.engine import registry
+from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.rules.rule import Rule, chosen_rules
 from stepsaver.extras import named_parts
@@ -122,7 +123,7 @@ def compare(
 ) -> Comparison:
     """Runs a task with every config and says what each costs in accuracy and gains in speed.
 
-    `configs` maps each name to rules, as `Model.generate` takes them, or to a mapping with `rules`, `policy`,
+    `configs` maps each name to rules, as `Model.generate` takes them, or to a mapping with `decode`, `rules`, `policy`,
     `threshold`, `prefix_cache`, `block_cache` or `join`. The first config is the baseline, unless `baseline` names
     another. `limit` is how many samples are run, from the first on; with fewer than a few hundred the verdict is mostly
     undecided. With a `folder`, every finished chunk is stored there and the same call goes on from it; without one, the
@@ -196,12 +197,14 @@ def _content(
 def _config(name: str, given: Config) -> dict[str, Any]:
     fields = dict(given) if isinstance(given, Mapping) else {"rules": given}
     rules = chosen_rules(fields.pop("rules", ()))
-    policy = fields.pop("policy", None)
+    policy, decode = fields.pop("policy", None), fields.pop("decode", None)
     for each in [*rules, *([] if policy is None or isinstance(policy, str) else [policy])]:
         registry.adopt(type(each), "rules" if isinstance(each, Rule) else "policies")
     texts: dict[str, Any] = {"rules": [registry.describe(rule) for rule in rules]} if rules else {}
     if policy is not None:
         texts["policy"] = policy if isinstance(policy, str) else registry.describe(policy)
+    if decode is not None:
+        texts["decode"] = decode.text if isinstance(decode, Decoder) else decode
     return {"name": name, **texts, **fields}
 
 

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from stepsaver.api.arguments import check_arguments
+from stepsaver.engine.decoders.chosen import chosen_decoder
+from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Weights
 from stepsaver.engine.engine import Completion, Engine, Settled
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.joins import Join
-from stepsaver.engine.policies.policy import Policy, chosen_policy
+from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.prompt import Prompt, check_prompt
-from stepsaver.engine.rules.rule import Rule, chosen_rules
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.evaluation.encoding import checked_text, encode_pair, encode_prompt
@@ -33,6 +35,7 @@ Rules = str | Rule | Sequence[str | Rule]
 class GenerateOptions(TypedDict, total=False):
     """What every overload of `Model.generate` takes, written once for all of them. Defaults are in its signature."""
 
+    decode: str | Decoder | None
     rules: Rules
     policy: str | Policy | None
     threshold: float | None
@@ -121,6 +124,7 @@ class Model:
         self,
         prompts: str | Sequence[Text],
         *,
+        decode: str | Decoder | None = None,
         rules: Rules = (),
         policy: str | Policy | None = None,
         threshold: float | None = None,
@@ -138,10 +142,11 @@ class Model:
 
         A prompt is a text or its token ids; a text alone is one prompt. The model's chat template, if it has one, turns
         a text into a user's message, unless `chat` is False.
-        `rules` say which work is left out, `policy` (or `threshold` alone) which rows a step reveals: texts such as
-        `trim:level=changed`, or objects. A `recipe`, the file that `stepsaver tune` writes, sets all of these, and the
-        batch size unless it is given. At temperature 0 decoding is greedy; otherwise the draws depend on seed and
-        prompt, never on the batch, so equal prompts have equal answers.
+        `decode` is a decoder, as `--decode` names it: `block` (the default), `speculative` or `autoregressive`. For
+        `block`, `rules` say which work is left out, `policy` (or `threshold` alone) which rows a step reveals: texts
+        such as `trim:level=changed`, or objects. A `recipe`, the file that `stepsaver tune` writes, sets all of these,
+        and the batch size unless it is given. At temperature 0 decoding is greedy; otherwise the draws depend on seed
+        and prompt, never on the batch, so equal prompts have equal answers.
         With `ids` the answers are token ids, including the stop token; a model without a tokenizer needs this.
         With `stream` the iterator yields pieces as they settle, the prompts of a batch in turn. A token has settled
         when no row before it is masked: nothing changes it any more. A piece's text never ends within a character; with
@@ -149,7 +154,7 @@ class Model:
         """
         check_arguments(threshold=threshold, batch_size=batch_size, max_new_tokens=max_new_tokens)
         check_arguments(temperature=temperature, top_p=top_p, seed=seed, chat=chat, ids=ids, stream=stream)
-        engine = self._engine(rules, policy, threshold, batch_size, recipe)
+        engine = self._engine(decode, rules, policy, threshold, batch_size, recipe)
         sampling = Sampling(temperature, top_p, seed)
         listed = [prompts] if isinstance(prompts, str) else _listed(prompts, "prompts")
         encoded = [self._prompt(each, f"prompt {index}", max_new_tokens, chat) for index, each in enumerate(listed)]
@@ -160,13 +165,13 @@ class Model:
         found = self._in_order(engine.generate(encoded, max_new_tokens=max_new_tokens, sampling=sampling))
         if tokenizer is None:
             return (each.ids for each in found)
-        decode = tokenizer.decode
-        return (decode(each.ids) for each in found)
+        return (tokenizer.decode(each.ids) for each in found)
 
     def score(
         self,
         pairs: Sequence[tuple[Text, Text]],
         *,
+        decode: str | Decoder | None = None,
         rules: Rules = (),
         policy: str | Policy | None = None,
         threshold: float | None = None,
@@ -182,7 +187,7 @@ class Model:
         take one forward. `score_stop` appends the stop token to every continuation.
         """
         check_arguments(threshold=threshold, batch_size=batch_size, estimator=estimator, score_stop=score_stop)
-        engine = self._engine(rules, policy, threshold, batch_size, recipe)
+        engine = self._engine(decode, rules, policy, threshold, batch_size, recipe)
         listed = _listed(pairs, "pairs")
         requests = [self._request(index, *_pair(index, each)) for index, each in enumerate(listed)]
         with self.opened.blamed():
@@ -191,6 +196,7 @@ class Model:
 
     def _engine(
         self,
+        decode: str | Decoder | None,
         rules: Rules,
         policy: str | Policy | None,
         threshold: float | None,
@@ -200,13 +206,12 @@ class Model:
         if recipe is not None:
             if not isinstance(recipe, str | os.PathLike):
                 raise UsageError(f"recipe {shown(recipe)} is not the path of a file")
-            if rules or policy is not None or threshold is not None:
-                raise UsageError("a recipe settles rules, policy and threshold; leave them out")
+            if rules or any(each is not None for each in (decode, policy, threshold)):
+                raise UsageError("a recipe settles decoder, rules, policy and threshold; leave them out")
             return self._tuned_engine(Path(recipe), batch_size)
         return Engine(
             self.network,
-            policy=chosen_policy(policy, threshold),
-            rules=chosen_rules(rules),
+            decoder=chosen_decoder(decode, policy=policy, threshold=threshold, rules=rules),
             batch_size=BATCH_SIZE if batch_size is None else batch_size,
             decoding=self.opened.decoding,
         )
@@ -225,8 +230,7 @@ class Model:
         if self.opened.decoding.block_size % rows:
             raise UsageError(f"sub-block size {rows} does not divide the block size {self.opened.decoding.block_size}")
         decoding = replace(self.opened.decoding, sub_block_size=rows, join=recipe.join)
-        policy, rules = recipe.parsed_policy(), recipe.parsed_rules()
-        return Engine(self.network, policy=policy, rules=rules, batch_size=size, decoding=decoding)
+        return Engine(self.network, decoder=recipe.decoder(), batch_size=size, decoding=decoding)
 
     def _prompt(self, given: Text, where: str, max_new_tokens: int, chat: bool) -> Prompt:
         if isinstance(given, str):

@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import PartName
 from stepsaver.engine.packing import Step
+from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rows import row_index
 from stepsaver.engine.rules.layer_groups import group_size
 from stepsaver.engine.trace import COMPUTED_STEPS
@@ -94,7 +96,7 @@ def calibrate(engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int,
     recorder = DriftRecorder(layers, max_age, engine.decoding.mask_id)
     watched = Engine(
         engine.model,
-        policy=engine.policy,
+        decoder=Denoise(engine.decoder.policy or Threshold()),
         batch_size=engine.batch_size,
         decoding=engine.decoding,
         observe=recorder.observe,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from stepsaver.bench.statistics import Interval
+from stepsaver.engine.defaults import DECODE
 from stepsaver.engine.prediction import Predicts
 
 Number = int | float
@@ -60,8 +61,9 @@ class Identity(Stored):
     libraries: dict[str, str] | None = None
     kernels: bool | None = None  # whether they were used
     weights: str | None = None
+    decode: str = DECODE
     rules: list[str]
-    policy: str
+    policy: str | None = None  # of block diffusion
     decoding: DecodingIdentity
     task: str
     metric: str | None = None
@@ -76,6 +78,11 @@ class Identity(Stored):
     device: str | None = None
     batch_size: int | None = None
     chunk_samples: int | None = None
+
+    @property
+    def decoder(self) -> str:
+        """For people: the policy of block diffusion, or another decoder."""
+        return self.policy or self.decode
 
 
 class Provenance(Stored):
@@ -198,8 +205,9 @@ class OtherCores(Stored):
 class RunParameters(Stored):
     """The settings that a run really had, besides its model."""
 
+    decode: str = DECODE
     rules: list[str]
-    policy: str
+    policy: str | None = None  # of block diffusion
     batch_size: int
 
 

@@ -14,7 +14,6 @@ from stepsaver.bench.cells import CellRun
 from stepsaver.bench.documents import SpotCheck
 from stepsaver.bench.session import Chunk, ConfigRunner, TaskRun
 from stepsaver.engine import registry
-from stepsaver.engine.policies.verified import Verified
 from stepsaver.evaluation.inert import InertRule, ScoredLengths, acting_rules, inert_rules, no_second_step
 
 SPOT_CHECKED = 16  # requests, at least
@@ -61,12 +60,13 @@ def find_equal(task_run: TaskRun, runners: Mapping[str, ConfigRunner]) -> EqualC
     leaders: dict[tuple[Any, ...], str] = {}
     for name, runner in runners.items():
         engine = runner.engine
-        inert[name] = inert_rules(engine.rules, lengths, **options)  # type: ignore[arg-type]
-        acting = tuple(map(registry.describe, acting_rules(engine.rules, inert[name])))
-        policy = "any" if single_step else registry.describe(engine.policy)
-        if isinstance(engine.policy, Verified) and task_run.experiment.spec.estimator == "trajectory":
-            policy = "causal"  # drafts of any length are scored by the same forward
-        leader = leaders.setdefault((policy, acting, engine.decoding), name)
+        inert[name] = inert_rules(engine.decoder.rules, lengths, **options)  # type: ignore[arg-type]
+        acting = tuple(map(registry.describe, acting_rules(engine.decoder.rules, inert[name])))
+        how = "any" if single_step else engine.decoder.description
+        estimator = engine.check_estimator(task_run.experiment.spec.estimator)
+        if estimator != task_run.experiment.spec.estimator:
+            how = estimator  # drafts of any length are scored by the same forward
+        leader = leaders.setdefault((how, acting, engine.decoding), name)
         if leader != name:
             leader_of[name] = leader
     return EqualConfigs(leader_of, inert)

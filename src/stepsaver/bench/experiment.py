@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from stepsaver.engine.decoders.chosen import chosen_decoder
+from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Weights
+from stepsaver.engine.defaults import BATCH_SIZE, DECODE, NEW_TOKENS, WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, shown, unknown_name
 from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.joins import Join
@@ -83,13 +85,14 @@ class WithPolicy(Strict):
 
 
 class ConfigSpec(WithPolicy):
-    """One named combination of rules, policy and caches; what it leaves out comes from the experiment.
+    """One named combination of decoder, rules, policy and caches; what it leaves out comes from the experiment.
 
     `baseline` names another config to compare it with than the experiment's baseline. It may have success criteria of
     its own; those of a baseline hold for the configs that are compared with it and have none.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$", max_length=MOST_NAME)
+    decode: str | None = None
     rules: tuple[str, ...] = ()
     policy: str | None = None
     prefix_cache: bool | None = None
@@ -99,8 +102,19 @@ class ConfigSpec(WithPolicy):
     baseline: str | None = None
     success: Success | None = None
 
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What tells its decoding from the experiment's, as texts."""
+        return (*filter(None, [self.decode]), *self.rules, *filter(None, [self.policy]))
+
     def parsed_rules(self) -> tuple[Rule, ...]:
         return tuple(map(parse_rule, self.rules))
+
+    def decoder(self, decoding: "DecodingSpec") -> Decoder:
+        """Returns its decoder. The experiment's policy is for block diffusion only."""
+        decode = self.decode or decoding.decode
+        policy = decoding.policy if self.policy is None and decode == DECODE else self.policy
+        return chosen_decoder(decode, policy=policy, rules=self.rules)
 
 
 class Grid(Strict):
@@ -108,6 +122,7 @@ class Grid(Strict):
 
     grid: dict[str, list[str | bool | int | float]]
     name: str
+    decode: str | None = None
     rules: tuple[str, ...] = ()
     policy: str | None = None
     threshold: str | float | None = None
@@ -157,7 +172,8 @@ MOST_COUNT = 1 << 30
 class DecodingSpec(WithPolicy):
     """How configs are decoded, unless they say otherwise. None stands for the model's own value."""
 
-    policy: str = DEFAULT_POLICY
+    decode: str = DECODE
+    policy: str = DEFAULT_POLICY  # of configs that are decoded in blocks
     block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
     sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
     mask_id: int | None = Field(default=None, ge=0)

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from stepsaver.bench.experiment import ConfigSpec, Experiment, ExperimentSpec, Grid
+from stepsaver.bench.experiment import ConfigSpec, DecodingSpec, Experiment, ExperimentSpec, Grid
+from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.policies.policy import parse_policy
 
@@ -48,10 +49,12 @@ def check_spec(spec: ExperimentSpec, configs: tuple[ConfigSpec, ...], layers: in
             _check_baseline(config, {each.name: each for each in configs}, is_own=config.name == spec.baseline)
     with _at("decoding", "policy"):
         parse_policy(spec.decoding.policy)
+    with _at("decoding", "decode"):
+        parse_decoder(spec.decoding.decode)
     groups: dict[str, frozenset[int]] = {}
     for index, config in enumerate(configs):
         with _at("configs", "rules" if is_grid else index):
-            groups |= _layer_groups(config, layers)
+            groups |= _layer_groups(config, spec.decoding, layers)
     if is_grid and len({len(group) for group in groups.values()}) > 1:
         sizes = ", ".join(f"{name} has {len(group)}" for name, group in groups.items())
         raise MistakeAt(("configs", "grid"), f"the grid compares layer groups of unequal size: {sizes}")
@@ -70,11 +73,11 @@ def _check_baseline(config: ConfigSpec, configs: dict[str, ConfigSpec], *, is_ow
         raise UsageError(f"baseline {named} is itself compared with {configs[named].baseline}; name that one")
 
 
-def _layer_groups(config: ConfigSpec, layers: int | None) -> dict[str, frozenset[int]]:
-    """Returns the layers that a config's rules choose, if the depth is known. Raises for a wrong rule or policy."""
-    if config.policy:
-        parse_policy(config.policy)
-    rules = config.parsed_rules()
+def _layer_groups(config: ConfigSpec, decoding: DecodingSpec, layers: int | None) -> dict[str, frozenset[int]]:
+    """Returns the layers that a config's rules choose, if the depth is known. Raises for a wrong decoder, rule or
+    policy.
+    """
+    rules = config.decoder(decoding).rules
     if layers is None:
         return {}
     for rule in rules:

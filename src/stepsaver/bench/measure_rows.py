@@ -20,8 +20,8 @@ from scipy.optimize import isotonic_regression
 from stepsaver.bench.identity import device_name
 from stepsaver.engine.batch import BatchContext, Turn, execute
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
-from stepsaver.engine.denoise import Denoising
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Forward, Memory
@@ -89,11 +89,11 @@ class Scratch:
             part.zero_()  # memory that nothing has written may hold NaN
         memory = Memory(cache, None, model.rotations(capacity))
         decoding = replace(self.decoding, prefix_cache=True)
-        self.plain = BatchContext(model, memory, Denoising(Fixed()), decoding, (), Sampling(), slots)
+        self.plain = BatchContext(model, memory, Denoise(Fixed()), decoding, Sampling(), slots)
         self.keeping = replace(self.plain, memory=memory._replace(deltas=deltas))
         self.contexts = {"whole": self.plain, "few read": self.plain}
         request = Request((0,), SAMPLE_ROWS, request_key((0,), None))
-        self.samples: list[Sample] = [self.plain.moves.join(self.plain, slot, request, slot) for slot in range(slots)]
+        self.samples: list[Sample] = [self.plain.decoder.join(self.plain, slot, request, slot) for slot in range(slots)]
 
     def seconds(self, layout: Layout, runs: Runs) -> float:
         """Returns the seconds of one forward, including the choice of tokens, or of its layers alone."""
@@ -325,7 +325,7 @@ def _tick_seconds(model: Transformer, decoding: DecodingSettings) -> tuple[float
         for (batch, rules), seconds in zip(wanted, taken, strict=True):
             trace = Trace()
             settings = replace(decoding, stop_ids=())
-            engine = Engine(model, policy=Fixed(), rules=rules, batch_size=batch, decoding=settings)
+            engine = Engine(model, decoder=Denoise(Fixed(), rules), batch_size=batch, decoding=settings)
             for _ in engine.generate([Prompt((0,))] * batch, max_new_tokens=TICK_TOKENS, trace=trace):
                 pass
             seconds += [record.seconds - record.forward_seconds for record in trace.records]

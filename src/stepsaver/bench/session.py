@@ -26,7 +26,6 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.other_work import OtherWork
-from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.row_costs import RowCosts, planning_of, predicted_total
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
@@ -68,7 +67,6 @@ class Session:
         return self.row_costs
 
     def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:
-        policy = parse_policy(config.policy or experiment.spec.decoding.policy)
         own = {name: value for name in OWN_DECODING if (value := getattr(config, name)) is not None}
         decoding = replace(self.decoding, join=config.join or experiment.spec.decoding.join, **own)
         if decoding.block_size % decoding.sub_block_size:
@@ -76,9 +74,8 @@ class Session:
                 f"config {config.name}: sub-block size {decoding.sub_block_size} does not divide the block size "
                 f"{decoding.block_size}"
             )
-        return Engine(
-            self.model, policy=policy, rules=config.parsed_rules(), batch_size=self.batch_size, decoding=decoding
-        )
+        decoder = config.decoder(experiment.spec.decoding)
+        return Engine(self.model, decoder=decoder, batch_size=self.batch_size, decoding=decoding)
 
 
 def open_session(
@@ -163,7 +160,7 @@ class ConfigRunner:
     def _timing(self, meter: Meter, chunk: int, samples: int, other_cores: float | None) -> Timing:
         trace, config = meter.trace, self.engine.model.config
         cost = trace_cost(config, trace, self.engine.model.dtype.itemsize, self.engine.model.bytes_per_weight)
-        row_costs, planning = self.session.row_costs, planning_of(self.engine.rules, config.layers)
+        row_costs, planning = self.session.row_costs, planning_of(self.engine.decoder.rules, config.layers)
         return Timing(
             chunk=chunk,
             session=self.session.identity,
@@ -252,7 +249,7 @@ class TaskRun:
     def identity(self, config: ConfigSpec) -> Identity:
         spec, session = self.experiment.spec, self.session
         engine = session.engine(self.experiment, config)
-        plugins = plugin_hashes([*engine.rules, engine.policy])
+        plugins = plugin_hashes([*engine.decoder.rules, *filter(None, [engine.decoder.policy])])
         return Identity(
             **({"plugins": plugins} if plugins else {}),
             model=session.model_hash,
@@ -261,8 +258,9 @@ class TaskRun:
             libraries=library_versions(),
             kernels=kernels.serve(session.model.dtype, session.device),
             weights=session.weights,
-            rules=[registry.describe(rule) for rule in engine.rules],
-            policy=registry.describe(engine.policy),
+            decode=engine.decoder.text,
+            rules=[registry.describe(rule) for rule in engine.decoder.rules],
+            policy=registry.describe(engine.decoder.policy) if engine.decoder.policy else None,
             decoding=DecodingIdentity(**asdict(engine.decoding)),
             task=self.task.name,
             metric=self.task.accuracy,

@@ -39,8 +39,8 @@ N = TypeVar("N", int, float)
 INVARIANCE_SAMPLES = 4
 # The settings that a run really had, besides its model.
 EFFECTIVE = (
-    "limit", "num_fewshot", "metric", "batch_size", "dtype", "weights", "device", "chunk_samples", "seed", "policy",
-    "rules", "decoding", "max_new_tokens", "token_limit", "estimator",
+    "limit", "num_fewshot", "metric", "batch_size", "dtype", "weights", "device", "chunk_samples", "seed", "decode",
+    "policy", "rules", "decoding", "max_new_tokens", "token_limit", "estimator",
 )  # fmt: skip
 
 

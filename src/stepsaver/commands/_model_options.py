@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepsaver.engine.defaults import BATCH_SIZE, THRESHOLD, WEIGHTS
+from stepsaver.engine.defaults import BATCH_SIZE, DECODE, THRESHOLD, WEIGHTS
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.joins import JOINS
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
     from stepsaver.evaluation.open_model import OpenModel
     from stepsaver.evaluation.recipe import Recipe
 
-SETTLED_BY_RECIPE = ("rule", "policy", "threshold", "sub_block_size", "join")
+SETTLED_BY_RECIPE = ("decode", "rule", "policy", "threshold", "sub_block_size", "join")
+
+
+DECODE_HELP = f"{DECODE}, speculative, `speculative:field=value,...` or autoregressive (default: {DECODE})"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +40,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     decoding = parser.add_argument_group("decoding")
     add_recipe_argument(decoding)
+    decoding.add_argument("--decode", metavar="D", help=DECODE_HELP)
     decoding.add_argument(
         "--threshold", type=float, metavar="X", help=f"reveal rows surer than this (default: {THRESHOLD})"
     )
@@ -56,7 +60,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_recipe_argument(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--recipe", type=Path, metavar="FILE", help="rules, policy, sub-block size, join and batch size of a tuning"
+        "--recipe",
+        type=Path,
+        metavar="FILE",
+        help="decoder, rules, policy, sub-blocks, join and batch size of a tuning",
     )
 
 
@@ -71,7 +78,7 @@ def take_recipe(options: argparse.Namespace) -> "Recipe | None":
         from stepsaver.evaluation.recipe import read_recipe  # it needs the extra `bench`, and decoding does not
 
         recipe = read_recipe(options.recipe)
-        options.rule, options.policy = list(recipe.rules), recipe.policy
+        options.decode, options.rule, options.policy = recipe.decode, list(recipe.rules), recipe.policy
         options.sub_block_size, options.join = recipe.sub_block_size, recipe.join
     if options.batch_size is None:
         options.batch_size = recipe.batch_size if recipe else BATCH_SIZE
@@ -122,13 +129,11 @@ def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
 
 
 def build_engine(options: argparse.Namespace, opened: "OpenModel") -> "Engine":
-    """Checks policy and rules, then loads the weights."""
-    from stepsaver.engine.policies.policy import parse_policy, policy_text
-    from stepsaver.engine.rules.rule import parse_rule
+    """Checks decoder, policy and rules, then loads the weights."""
+    from stepsaver.engine.decoders.chosen import chosen_decoder
 
-    policy = parse_policy(policy_text(options.policy, options.threshold))
-    rules = tuple(parse_rule(text) for text in options.rule)
-    return opened.engine(policy, rules, batch_size=options.batch_size)
+    decoder = chosen_decoder(options.decode, policy=options.policy, threshold=options.threshold, rules=options.rule)
+    return opened.engine(decoder, batch_size=options.batch_size)
 
 
 def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
@@ -147,8 +152,9 @@ def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:
         "device": str(engine.model.device),
         "threads": torch.get_num_threads(),
         "decoding": asdict(engine.decoding),
-        "policy": registry.describe(engine.policy),
-        "rules": [registry.describe(rule) for rule in engine.rules],
+        "decode": engine.decoder.text,
+        "policy": registry.describe(engine.decoder.policy) if engine.decoder.policy else None,
+        "rules": [registry.describe(rule) for rule in engine.decoder.rules],
         "batch_size": engine.batch_size,
     }
 

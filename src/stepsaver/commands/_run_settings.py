@@ -24,6 +24,7 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num-fewshot", type=int, metavar="N", help="examples in a prompt (default: the task's own)")
     group.add_argument("--metric", metavar="M", help="what counts as accuracy, `metric,filter` of lm-eval's results")
     group.add_argument("--max-new-tokens", type=int, metavar="N", help="of an answer, whatever the task's own limit")
+    group.add_argument("--decode", metavar="D", help="the decoder of configs that name none")
     group.add_argument("--threshold", type=float, metavar="X", help="reveal rows surer than this")
     group.add_argument("--policy", metavar="P", help="the decode policy of configs that name none")
     group.add_argument("--batch-size", type=int, metavar="N", help="samples decoded together")
@@ -46,10 +47,11 @@ def with_settings(experiment: "Experiment", options: argparse.Namespace) -> "Exp
     if options.batch_size is not None:
         changes |= {"batch_size": options.batch_size, "batch_size_elsewhere": options.batch_size}
     given = {name: value for name, value in changes.items() if value != getattr(spec, name)}
-    policy = _policy(options)
-    if policy is not None and policy != spec.decoding.policy:
-        changes["decoding"] = spec.decoding.model_copy(update={"policy": policy})
-        given["policy"] = policy
+    wanted = {name: value for name in ("decode", "policy") if (value := _chosen(name, options)) is not None}
+    decoding = {name: value for name, value in wanted.items() if value != getattr(spec.decoding, name)}
+    if decoding:
+        changes["decoding"] = spec.decoding.model_copy(update=decoding)
+        given |= decoding
     given |= {name: value for name in ("block_size", "mask_id") if (value := getattr(options, name)) is not None}
     return replace(experiment, spec=spec.model_copy(update=changes), given=given)
 
@@ -65,7 +67,7 @@ def with_recipe(experiment: "Experiment", options: argparse.Namespace) -> "Exper
     if any(config.name == name for config in experiment.configs):
         raise UsageError(f"--recipe {options.recipe}: {experiment.name} has a config {name} already")
     options.configs.append(name)
-    config = ConfigSpec(name=name, **recipe.model_dump(include={"rules", "policy", "sub_block_size", "join"}))
+    config = ConfigSpec(name=name, **recipe.model_dump(include={"decode", "rules", "policy", "sub_block_size", "join"}))
     spec = experiment.spec
     batch_size = spec.batch_size if options.model in (None, spec.model) else spec.batch_size_elsewhere
     model = options.model or spec.model
@@ -73,9 +75,15 @@ def with_recipe(experiment: "Experiment", options: argparse.Namespace) -> "Exper
     return replace(experiment, configs=(*experiment.configs, config))
 
 
-def _policy(options: argparse.Namespace) -> str | None:
+def _chosen(name: str, options: argparse.Namespace) -> str | None:
+    """Returns the text of the decoder or of the policy that was given. Raises if it says nothing that there is."""
+    from stepsaver.engine.decoders.chosen import parse_decoder
     from stepsaver.engine.policies.policy import parse_policy, policy_text
 
+    if name == "decode":
+        if options.decode is not None:
+            parse_decoder(options.decode)
+        return options.decode
     if options.policy is None and options.threshold is None:
         return None
     text = policy_text(options.policy, options.threshold)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from stepsaver.commands._outputs import check_output_file
+from stepsaver.engine.defaults import DECODE
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def check_watching(options: argparse.Namespace, opened: "OpenModel") -> "tuple[R
     if options.trace is None:
         raise UsageError("--trace-against needs --trace")
     named = [] if options.trace_against == ["none"] else options.trace_against
+    if options.decode not in (None, DECODE):
+        raise UsageError(f"--trace-against compares rules, and {options.decode} takes none")
     rules = tuple(parse_rule(text) for text in named)
     check_rules(rules, opened.decoding, opened.config.layers)
     return rules
@@ -103,7 +106,9 @@ def decode_traced(
     """Decodes, a second time with the rules `against` if they are given, and writes the page that plays it. Returns the
     completions of the first decode.
     """
+    from stepsaver.engine.decoders.denoise import Denoise
     from stepsaver.engine.engine import Engine
+    from stepsaver.engine.policies.threshold import Threshold
     from stepsaver.engine.trace import Trace
     from stepsaver.report.trace_data import TraceRecorder, trace_document
     from stepsaver.report.trace_page import trace_page
@@ -113,8 +118,7 @@ def decode_traced(
         engines.append(
             Engine(
                 engine.model,
-                policy=engine.policy,
-                rules=against,
+                decoder=Denoise(engine.decoder.policy or Threshold(), against),
                 batch_size=engine.batch_size,
                 decoding=engine.decoding,
             )

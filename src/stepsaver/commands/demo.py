@@ -88,7 +88,7 @@ def advice(
     best, of_grid = fastest([*grid, *better]), fastest(grid)
     if best is None:
         return f"Use no reuse: nothing was surely faster here at a drop {wanted} points; more problems may tell."
-    settings = {each.name: ", ".join([*each.rules, *filter(None, [each.policy])]) for each in configs}
+    settings = {each.name: ", ".join(each.settings) for each in configs}
     what = f"{best.config} ({settings[best.config]})" if best.config in settings else best.config
     if of_grid is None:
         other = f"of the grid nothing is surely faster at a drop {wanted} points"

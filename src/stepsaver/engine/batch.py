@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,14 @@ from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import Rows, row_list
-from stepsaver.engine.rules.rule import Rule, plan_rest
+from stepsaver.engine.rules.rule import plan_rest
 from stepsaver.engine.sampling import NonFiniteLogits, Proposals, Sampling, propose, uniform
-from stepsaver.engine.state import BlockState, Request, Sample
+from stepsaver.engine.state import BlockState, Sample
 from stepsaver.engine.trace import LayersRun
 from stepsaver.engine.view import StepView, step_view
+
+if TYPE_CHECKING:
+    from stepsaver.engine.decoders.decoder import Decoder
 
 FORWARD_ROWS = 16.0  # assumed cost of a forward on top of its rows, in rows, where nobody has measured it
 # What a sample's step costs on top of its rows, in rows, whoever else is in the forward: its plan, and keys and values
@@ -53,36 +56,14 @@ class Outcome(NamedTuple):
     guess: Literal["right", "wrong"] | None = None  # for a step that ran before its block's first token was known
 
 
-class Moves(Protocol):
-    """How samples advance: block diffusion (`denoise.py`) or verified drafts (`verify.py`)."""
-
-    @property
-    def context_block_size(self) -> int | None:
-        """A row of the context sees up to the end of its block of this size; None: the size used for decoding."""
-        ...
-
-    def join(self, batch: "BatchContext", index: int, request: Request, slot: int) -> Sample:
-        """A sample with its slot. Its context is not prefilled yet."""
-        ...
-
-    def turns(self, batch: "BatchContext", sample: Sample) -> list["Turn"]:
-        """What the sample does in the next forward."""
-        ...
-
-    def take(self, batch: "BatchContext", run: list["Turn"], proposals: list[Proposals]) -> list[Outcome]:
-        """Acts on the proposals of the sample's turns. Returns one outcome per turn."""
-        ...
-
-
 @dataclass(frozen=True)
 class BatchContext:
     """Everything that stays the same while a batch is decoded."""
 
     model: Transformer
     memory: Memory
-    moves: Moves
+    decoder: "Decoder"
     decoding: DecodingSettings
-    rules: tuple[Rule, ...]
     sampling: Sampling
     slots: int
     forward_rows: float | None = None  # cost of a forward on top of its rows, in rows; None: nobody has measured it
@@ -141,7 +122,7 @@ class Share(NamedTuple):
 
 def step_share(batch: BatchContext, sample: Sample) -> Share:
     """The share of a sample's next step."""
-    return Share(batch.moves.turns(batch, sample), partial(batch.moves.take, batch))
+    return Share(batch.decoder.turns(batch, sample), partial(batch.decoder.take, batch))
 
 
 class Execution(NamedTuple):
@@ -232,7 +213,7 @@ def _plan_again(batch: BatchContext, blocks: list[BlockState], steps: Sequence[S
             planned.append(step)
             continue
         block.record_drift(step.plan, drift)
-        planned.append(step._replace(plan=plan_rest(step.plan, view_of(batch, block), batch.rules)))
+        planned.append(step._replace(plan=plan_rest(step.plan, view_of(batch, block), batch.decoder.rules)))
     return planned
 
 

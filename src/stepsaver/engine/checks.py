@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_set, rows_between
-from stepsaver.engine.state import NEVER
+from stepsaver.engine.state import NEVER, Sample
 from stepsaver.engine.view import StepView
 
 
@@ -31,15 +31,24 @@ def assert_current(plan: StepPlan, view: StepView) -> None:
         _assert_none(carried & ~rows.mlp & _stale(view, "mlp", layer), "MLP deltas", layer)
 
 
-def assert_verified(steps: Sequence[Step], stamps: NDArray[np.int64], text: list[int]) -> None:
-    """Asserts that a round of verified drafts reads only what causal forwards and commits wrote, of the text's tokens.
+def new_stamps(sample: Sample, positions: int) -> NDArray[np.int64]:
+    """Per position, the token that its keys and values were computed with, or `NEVER`. Prefills write the context."""
+    stamps = np.full(positions, NEVER)
+    stamps[: len(sample.context)] = sample.context
+    return stamps
 
-    `stamps` holds the token that each position was last written with, or `NEVER` if nothing or a draft wrote it. Rows
-    that the same forward writes count, except those of a draft.
+
+def assert_written(sample: Sample, steps: Sequence[Step]) -> None:
+    """Asserts that steps read only what causal forwards and commits wrote, of the text's tokens.
+
+    What the same forward writes counts, except a draft. Does nothing for a sample without stamps.
     """
-    stamps = stamps.copy()
+    if sample.stamps is None:
+        return
+    text = [*sample.context, *sample.block.tokens[: sample.block.known].tolist()]
+    stamps = sample.stamps.copy()
     for step in steps:
-        stamp_positions(stamps, step)
+        _stamp(stamps, step)
     for step in steps:
         read = stamps[: step.start]
         assert (read != NEVER).all(), f"keys at position {int(np.argmin(read != NEVER))} are of a draft, or of nothing"
@@ -47,8 +56,14 @@ def assert_verified(steps: Sequence[Step], stamps: NDArray[np.int64], text: list
         assert (read[:known] == text[:known]).all(), "keys of another token than the text's would be read"
 
 
-def stamp_positions(stamps: NDArray[np.int64], step: Step) -> None:
-    """Notes the tokens whose keys and values a step writes. A draft's do not count."""
+def stamp_positions(sample: Sample, steps: Sequence[Step]) -> None:
+    """Notes the tokens whose keys and values some steps wrote. A draft's do not count."""
+    if sample.stamps is not None:
+        for step in steps:
+            _stamp(sample.stamps, step)
+
+
+def _stamp(stamps: NDArray[np.int64], step: Step) -> None:
     stamps[step.start : step.start + len(step.tokens)] = NEVER if step.plan.kind == "draft" else step.tokens
 
 

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 Weights = Literal["auto", "float32", "float16"]
 KINDS_OF_WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
+DECODE = "block"  # block diffusion
 THRESHOLD = 0.9  # of the decode policy, as published for Fast-dLLM v2
 BATCH_SIZE = 1
 WEIGHTS: Weights = "auto"

@@ -3,29 +3,24 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import cast
 
-from stepsaver.engine.batch import BatchContext, Moves, StepEvent
+from stepsaver.engine.batch import BatchContext, StepEvent
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
+from stepsaver.engine.decoders.decoder import Decoder
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.defaults import BATCH_SIZE
-from stepsaver.engine.denoise import Denoising
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.estimators import ESTIMATORS, Estimator
 from stepsaver.engine.forward import Memory, Observe
 from stepsaver.engine.generate import decode, ticks
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.policies.policy import Policy, RevealPolicy
-from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.policies.verified import Verified
 from stepsaver.engine.prompt import Prompt, check_prompt
-from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import Score, ScoreRequest, merge_requests, scores_of
 from stepsaver.engine.score_once import IN_ONE_FORWARD, Prepare, forwards_of, run_once, steps_of
 from stepsaver.engine.state import Finish, Request, request_key
 from stepsaver.engine.trace import SampleStep, Trace
-from stepsaver.engine.verify import Verifying
 
 
 @dataclass(frozen=True)
@@ -50,18 +45,16 @@ class Settled:
 class Engine:
     """Decodes prompts with one model and one configuration. Keeps no state between calls.
 
-    `rules` are applied left to right. `checked` proves before each step that nothing stale is read.
-    `observe` sees every delta that is computed.
-    `forward_rows` is the measured cost of a forward on top of its rows, in rows (`RowCosts.forward_rows`). Verified
-    drafts choose their length by it, and `join=auto` decides by it whether commits share a forward.
+    `checked` proves before each step that nothing stale is read. `observe` sees every delta that is computed.
+    `forward_rows` is the measured cost of a forward on top of its rows, in rows (`RowCosts.forward_rows`). Speculative
+    decoding chooses the length of drafts by it, and `join=auto` whether commits share a forward.
     """
 
     def __init__(
         self,
         model: Transformer,
         *,
-        policy: Policy | None = None,
-        rules: tuple[Rule, ...] = (),
+        decoder: Decoder | None = None,
         batch_size: int = BATCH_SIZE,
         decoding: DecodingSettings | None = None,
         checked: bool = False,
@@ -71,18 +64,13 @@ class Engine:
         if batch_size < 1:
             raise UsageError(f"batch size {batch_size} is not positive")
         self.model = model
-        self.policy: Policy = policy or Threshold()
-        self.rules = rules
+        self.decoder: Decoder = decoder or Denoise()
         self.batch_size = batch_size
-        self.decoding = decoding or resolve_decoding(model.config)
+        self.decoding = self.decoder.settled(decoding or resolve_decoding(model.config))
         self.checked = checked
         self.observe = observe
         self.forward_rows = forward_rows
-        check_rules(rules, self.decoding, model.config.layers)
-        if isinstance(self.policy, Verified):
-            self.policy.check(self.decoding)
-            if rules:
-                raise UsageError(f"policy verified runs no step that rule {rules[0].name} could take work from")
+        self.decoder.check(self.decoding, model.config.layers)
 
     def generate(
         self,
@@ -96,8 +84,9 @@ class Engine:
     ) -> Iterator[Completion]:
         """Yields finished samples as they finish.
 
-        `on_step` is called for every denoising step of every sample. `finished` gets the tokens so far after each block
-        and may end the sample. `trace` gets a record per forward.
+        `on_step` is called for every denoising step of every sample. `finished` gets the tokens so far and may end the
+        sample: after each block in block diffusion, after each token with the other decoders. `trace` gets a record per
+        forward.
         """
         requests = self._requests(prompts, max_new_tokens, sampling)
         return self._decode(
@@ -126,29 +115,26 @@ class Engine:
     ) -> Iterator[Score]:
         """Yields the log-likelihood of each continuation after its context, as requests finish.
 
-        `trajectory` scores the way text is written: by the decode loop with its policy and rules. For verified drafts
-        over a causal context, that is `autoregressive`. `reference` and `autoregressive` are one forward, on which no
-        rule can act. `reference` scores the first token only, `autoregressive` all tokens, by causal rows.
-        `score_stop` appends the stop token.
+        `trajectory` scores the way text is written: by the decode loop with its policy and rules, or by one forward
+        where text is autoregressive. `reference` and `autoregressive` are one forward, on which no rule can act.
+        `reference` scores the first token only, `autoregressive` all tokens, by causal rows. `score_stop` appends the
+        stop token.
         """
-        self.check_estimator(estimator)
-        if estimator == "trajectory" and isinstance(self.policy, Verified):
-            estimator = "autoregressive"
+        estimator = self.check_estimator(estimator)
         checked = [self._score_request(index, each, score_stop) for index, each in enumerate(requests)]
         return self._score(checked, estimator, trace if trace is not None else Trace())
 
-    def check_estimator(self, estimator: Estimator) -> None:
-        """Refuses an estimator that is unknown or cannot score with this policy."""
+    def check_estimator(self, estimator: Estimator) -> Estimator:
+        """The estimator that is run for this one. Refuses one that is unknown or that the decoder has no way to run."""
         if estimator not in ESTIMATORS:
             raise unknown_name("estimator", estimator, ESTIMATORS)
-        if estimator == "trajectory" and isinstance(self.policy, Verified) and self.policy.context == "block":
-            raise UsageError("verified drafts with context=block have no trajectory: score with another estimator")
+        return self.decoder.estimator(estimator, self.decoding)
 
     def _requests(
         self, prompts: Sequence[Prompt | Sequence[int]], max_new_tokens: int, sampling: Sampling | None
     ) -> list[Request]:
-        if isinstance(self.policy, Verified) and sampling is not None and not sampling.is_greedy:
-            raise UsageError(f"policy verified decodes greedily: temperature {sampling.temperature} is not 0")
+        if sampling is not None:
+            self.decoder.check_sampling(sampling)
         return [self._request(index, prompt, max_new_tokens) for index, prompt in enumerate(prompts)]
 
     def _settle(self, requests: list[Request], sampling: Sampling, trace: Trace) -> Iterator[Settled]:
@@ -244,9 +230,8 @@ class Engine:
         return BatchContext(
             self.model,
             memory,
-            self._moves(),
+            self.decoder,
             decoding or self.decoding,
-            self.rules,
             sampling or Sampling(),
             slots,
             self.forward_rows,
@@ -255,19 +240,14 @@ class Engine:
             finished=finished,
         )
 
-    def _moves(self) -> Moves:
-        if isinstance(self.policy, Verified):
-            return Verifying(self.policy)
-        return Denoising(cast(RevealPolicy, self.policy))
-
     def _memory(self, slots: int, positions: int) -> Memory:
         """Caches for `slots` samples of `positions` positions, rounded up to whole blocks."""
         model, size = self.model, self.decoding.block_size
         capacity = (positions + size - 1) // size * size
         cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=model.dtype, device=model.device)
         layers = model.config.layers
-        probed = frozenset[int]().union(*(rule.probe_layers(layers) for rule in self.rules))
-        kept = probed.union(*(rule.delta_layers(layers) for rule in self.rules))
+        probed = frozenset[int]().union(*(rule.probe_layers(layers) for rule in self.decoder.rules))
+        kept = probed.union(*(rule.delta_layers(layers) for rule in self.decoder.rules))
         deltas = None
         if kept:
             deltas = DeltaCache(

@@ -1,8 +1,8 @@
-"""The decode loop. There is one, for generation and for scoring (`score.py`), and for all kinds of moves.
+"""The decode loop. There is one, for generation and for scoring (`score.py`), and for all decoders.
 
 Read top-down: samples join the batch and are prefilled. Every tick gives each sample its next step (in block diffusion
-a denoising step, or the commit of a finished block: `denoise.py`). One forward runs all steps, and finished samples
-leave.
+a denoising step, or the commit of a finished block: `decoders/denoise.py`). One forward runs all steps, and finished
+samples leave.
 """
 
 from collections import deque
@@ -27,7 +27,8 @@ def ticks(batch: BatchContext, requests: Iterable[Request], trace: Trace) -> Ite
     free = list(range(batch.slots))[::-1]
     active: list[Sample] = []
     while waiting or active:
-        joining = [batch.moves.join(batch, *waiting.popleft(), free.pop()) for _ in range(min(len(free), len(waiting)))]
+        entering = range(min(len(free), len(waiting)))
+        joining = [batch.decoder.join(batch, *waiting.popleft(), free.pop()) for _ in entering]
         active += joining
         started = perf_counter()
         for shares in _forwards(batch, active, contexts_of(batch, [each for each in joining if not each.is_finished])):
@@ -85,7 +86,7 @@ def _record(
 
 def _entry(batch: BatchContext, turn: Turn, outcome: Outcome) -> SampleStep:
     step, view = turn.step, turn.view
-    recomputes = not batch.decoding.prefix_cache and view is not None and not step.plan.is_empty
+    recomputes = not batch.decoding.prefix_cache and step.plan.kind != "prefill" and not step.plan.is_empty
     return sample_step(
         turn.sample.index,
         step.plan,

@@ -7,7 +7,6 @@ import numpy as np
 
 from stepsaver.engine.base_plan import prefill_plan
 from stepsaver.engine.batch import BatchContext, Outcome, Share, Turn, step_share
-from stepsaver.engine.denoise import open_block
 from stepsaver.engine.packing import Step
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import Sample
@@ -88,7 +87,7 @@ def _hand_on(batch: BatchContext, samples: list[Sample], proposed: Proposals) ->
         if len(proposed.tokens):
             own = len(sample.request.writer.targets(position))
             scores = proposed.target_scores[0][used : used + own]
-            open_block(batch, sample, Proposals(proposed.tokens, proposed.confidence, [scores]))
+            batch.decoder.open(batch, sample, Proposals(proposed.tokens, proposed.confidence, [scores]))
             used += own
 
 
@@ -117,5 +116,5 @@ def _context_step(batch: BatchContext, sample: Sample, start: int, stop: int) ->
         layers=batch.model.config.layers,
         prediction=batch.decoding.prediction,
     )
-    block_size = batch.moves.context_block_size or batch.decoding.block_size
+    block_size = batch.decoder.context_block_size(batch.decoding)
     return Step(sample.slot, start, np.array(sample.context[start:stop]), block_size, plan)

@@ -266,6 +266,7 @@ class Sample:
     block: BlockState
     ending: Ending | None = None
     steps: list[SampleStep] = field(default_factory=list)  # what was executed for the sample, in order
+    stamps: NDArray[np.int64] | None = None  # per position, the token its keys were computed with; only if checked
 
     @property
     def is_finished(self) -> bool:

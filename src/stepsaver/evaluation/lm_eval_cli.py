@@ -18,14 +18,13 @@ from typing import Any
 import lm_eval.models  # noqa: F401  (first, or lm-eval does not know its own models)
 from lm_eval.api.registry import register_model
 
+from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.defaults import BATCH_SIZE, WEIGHTS, Weights
+from stepsaver.engine.defaults import BATCH_SIZE, DECODE, WEIGHTS, Weights
 from stepsaver.engine.device import choose_device, choose_dtype
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.estimators import ESTIMATORS, Estimator
 from stepsaver.engine.joins import JOINS, Join
-from stepsaver.engine.policies.policy import parse_policy, policy_text
-from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.embedded import TASKS_FOLDER
 from stepsaver.evaluation.hub_access import reachable_hub
@@ -41,7 +40,7 @@ REFUSED = {
 
 WHOLE_NUMBERS = ("batch_size", "max_gen_toks", "block_size", "sub_block_size", "mask_id")
 TRUTHS = ("prefix_cache", "block_cache", "score_stop")
-SETTLED_BY_RECIPE = ("rules", "policy", "threshold", "sub_block_size", "join")
+SETTLED_BY_RECIPE = ("decode", "rules", "policy", "threshold", "sub_block_size", "join")
 HARNESS_DEVICE = "cuda:0"  # what lm-eval passes if the user said nothing, even without such a device
 
 
@@ -49,13 +48,14 @@ HARNESS_DEVICE = "cuda:0"  # what lm-eval passes if the user said nothing, even 
 class ModelArguments:
     """What `--model_args` may say. `rules` is one rule, or several in brackets with `;` between them.
 
-    `recipe` is a file of `stepsaver tune`. It replaces rules, policy, threshold, sub-block size and join, and sets the
-    batch size if nothing else does.
+    `recipe` is a file of `stepsaver tune`. It replaces decoder, rules, policy, threshold, sub-block size and join, and
+    sets the batch size if nothing else does.
     """
 
     pretrained: str
     revision: str | None = None
     recipe: str | None = None
+    decode: str = DECODE
     rules: str = ""
     policy: str | None = None
     threshold: float | None = None
@@ -97,8 +97,9 @@ class RegisteredLM(StepsaverLM):
     @classmethod
     def _load(cls, arguments: ModelArguments) -> "RegisteredLM":
         started = perf_counter()
-        policy = parse_policy(policy_text(arguments.policy, arguments.threshold))
-        rules = tuple(parse_rule(text) for text in arguments.rule_texts)
+        decoder = chosen_decoder(
+            arguments.decode, policy=arguments.policy, threshold=arguments.threshold, rules=arguments.rule_texts
+        )
         opened = open_model(
             arguments.pretrained,
             revision=arguments.revision,
@@ -113,7 +114,7 @@ class RegisteredLM(StepsaverLM):
             join=arguments.join,
         )
         tokenizer = opened.tokenizer  # so that a folder without one fails before the weights are read
-        engine = opened.engine(policy, rules, batch_size=arguments.batch_size)
+        engine = opened.engine(decoder, batch_size=arguments.batch_size)
         settings = AdapterSettings(
             default_new_tokens=arguments.max_gen_toks,
             estimator=arguments.estimator,
@@ -131,6 +132,7 @@ def with_recipe(given: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"--model_args: recipe and {settled} exclude each other")
     recipe = read_recipe(Path(str(given["recipe"])))
     filled = {
+        "decode": recipe.decode,
         "rules": ";".join(recipe.rules),
         "policy": recipe.policy,
         "sub_block_size": recipe.sub_block_size,

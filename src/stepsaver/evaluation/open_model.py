@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.device import choose_device, choose_dtype
@@ -18,8 +19,6 @@ from stepsaver.engine.models.config import ModelConfig, read_config
 from stepsaver.engine.models.linear import check_weights, served_weights
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.policies.policy import Policy
-from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.sampling import NonFiniteLogits
 from stepsaver.engine.threads import leave_cores_to_others
 from stepsaver.evaluation.model_source import read_mask_id, resolve_model
@@ -52,10 +51,10 @@ class OpenModel:
         with torch.device("meta"):
             return Transformer(self.config).to(self.dtype)
 
-    def engine(self, policy: Policy, rules: tuple[Rule, ...], *, batch_size: int) -> Engine:
-        """Checks the rules against the model, then loads it."""
-        check_rules(rules, self.decoding, self.config.layers)
-        return Engine(self.load(), policy=policy, rules=rules, batch_size=batch_size, decoding=self.decoding)
+    def engine(self, decoder: Decoder, *, batch_size: int) -> Engine:
+        """Checks the decoder against the model, then loads it."""
+        decoder.check(decoder.settled(self.decoding), self.config.layers)
+        return Engine(self.load(), decoder=decoder, batch_size=batch_size, decoding=self.decoding)
 
     @contextmanager
     def blamed(self) -> Iterator[None]:

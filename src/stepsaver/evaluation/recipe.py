@@ -7,16 +7,17 @@ one-line note says so, since speed-up and drop are then unknown.
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from stepsaver.engine.decoders.chosen import chosen_decoder
+from stepsaver.engine.decoders.decoder import Decoder
+from stepsaver.engine.defaults import DECODE
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.joins import Join
 from stepsaver.engine.models.config import MOST_BLOCK_ROWS
-from stepsaver.engine.policies.policy import Policy, parse_policy
-from stepsaver.engine.rules.rule import Rule, parse_rule
 
 Measure = Literal["accuracy", "agreement"]  # compares answers with labels, or with the answers of plain decoding
 NAMED_VERSIONS = ("stepsaver", "torch")
@@ -70,34 +71,24 @@ class Measured(_Part):
 
 
 class Recipe(_Part):
-    """Rules, policy, other decode settings and batch size, and what was measured with them."""
+    """Decoder, rules, policy, other decode settings and batch size, and what was measured with them."""
 
+    decode: str = DECODE
     rules: tuple[str, ...] = ()
-    policy: str
+    policy: str | None = None  # of block diffusion, which alone has one
     sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
     join: Join = "none"
     batch_size: int = Field(ge=1)
     made_for: MadeFor | None = None
     measured: Measured | None = None
 
-    @field_validator("rules")
-    @classmethod
-    def _rules_are_known(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
-        for text in texts:
-            parse_rule(text)
-        return texts
+    @model_validator(mode="after")
+    def _decoder_is_known(self) -> Self:
+        self.decoder()
+        return self
 
-    @field_validator("policy")
-    @classmethod
-    def _policy_is_known(cls, text: str) -> str:
-        parse_policy(text)
-        return text
-
-    def parsed_rules(self) -> tuple[Rule, ...]:
-        return tuple(map(parse_rule, self.rules))
-
-    def parsed_policy(self) -> Policy:
-        return parse_policy(self.policy)
+    def decoder(self) -> Decoder:
+        return chosen_decoder(self.decode, policy=self.policy, rules=self.rules)
 
     def differences(self, *, model: str, dtype: str, device: str, batch_size: int) -> str | None:
         """One line that says what differs from the measurement; None if nothing does, or if it is not known."""

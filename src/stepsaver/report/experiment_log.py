@@ -56,7 +56,7 @@ def _configuration(task: ReportTask, first: Summary) -> list[str]:
     identity = first.identity
     caches = [name for name in ("prefix_cache", "block_cache") if getattr(identity.decoding, name)]
     lines.append(
-        f"Other params: {identity.policy},"
+        f"Other params: {identity.decoder},"
         f" {' and '.join(each.replace('_', ' ') for each in caches) or 'no cache'},"
         f" batch size {first.eval_params.batch_size}, model {task.model}"
     )

@@ -211,7 +211,7 @@ def _benchmark_rows(task: ReportTask) -> Iterator[list[TableEntry]]:
     outcomes = {each.config: each for each in task.verdict().configs}
     for each in task.cells:
         start = [cell(each.name, each.name), cell(task.experiment.name, task.experiment.name)]
-        rules = cell(", ".join([*each.config.rules, *filter(None, [each.config.policy])]) or "no reuse")
+        rules = cell(", ".join(each.config.settings) or "no reuse")
         if each.summary is None:
             yield [*start, rules, *[cell("")] * 6, cell(each.state, each.state, small=each.note, tone="open")]
             continue

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from stepsaver.bench.documents import CostTotals, Summary
 from stepsaver.bench.store import CellFiles
 from stepsaver.bench.summarise import cost_totals, tokens_before_stop
-from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.evaluation.task_registry import find_declaration
 from stepsaver.report.blocks import Block, cell, number, table
@@ -101,7 +100,7 @@ def sweeps(task: ReportTask) -> dict[str, list[Parallelism]]:
     found: dict[str, list[Parallelism]] = {}
     for each in task.done:
         measured = parallelism_of(each.summary) if each.summary else None
-        policy = parse_policy(each.config.policy or task.experiment.spec.decoding.policy)
+        policy = each.config.decoder(task.experiment.spec.decoding).policy
         if measured is not None and isinstance(policy, Threshold) and policy.at_most is None:
             found.setdefault(", ".join(each.config.rules) or "no reuse", []).append(measured)
     return {rules: points for rules, points in found.items() if len({p.tokens_per_step for p in points}) > 1}

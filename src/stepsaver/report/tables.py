@@ -73,7 +73,11 @@ def compared_settings(task: ReportTask) -> dict[str, dict[str, str]]:
     """
     rules = {cell.name: cell.config.parsed_rules() for cell in task.cells}
     kinds: set[Any] = {type(rule) for each in rules.values() for rule in each}  # dataclasses, all of them
-    if len(kinds) != 1 or any(len(each) != 1 for each in rules.values()) or any(c.config.policy for c in task.cells):
+    if (
+        len(kinds) != 1
+        or any(len(each) != 1 for each in rules.values())
+        or any(c.config.policy or c.config.decode for c in task.cells)
+    ):
         return {}
     values = {field.name: [getattr(rule, field.name) for (rule,) in rules.values()] for field in fields(kinds.pop())}
     varied = [name for name, each in values.items() if len(set(each)) > 1]
@@ -102,7 +106,7 @@ def timed_again(repeat: TimedAgain) -> str:
 def _complete_row(task: ReportTask, cell: ReportCell, outcomes: dict[str, str]) -> tuple[str, ...]:
     summary = cell.summary
     assert summary is not None, "what is done has a summary"
-    rules = ", ".join([*cell.config.rules, *filter(None, [cell.config.policy])]) or "no reuse"
+    rules = ", ".join(cell.config.settings) or "no reuse"
     what = tuple(compared_settings(task).get(cell.name, {}).values()) or (rules,)
     notes = ["Baseline"] if summary.is_baseline else [outcomes[cell.name]]
     if summary.equal_to:

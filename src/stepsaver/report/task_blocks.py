@@ -160,7 +160,7 @@ def provenance_blocks(task: ReportTask) -> list[Block]:
         ("machine", _listed(first.machine or {}) or "not recorded"),
         ("versions", ", ".join(f"{name} {value}" for name, value in environment.items() if name != "machine")),
         ("decoding", _listed(identity.decoding.as_json())),
-        ("policy", identity.policy),
+        ("policy", identity.decoder),
         (
             "evaluation",
             _listed(first.eval_params.as_json() | {"metric": first.accuracy_metric, "samples": first.samples}),
@@ -176,7 +176,7 @@ def provenance_blocks(task: ReportTask) -> list[Block]:
         [
             cell(each.config, each.config),
             cell(", ".join(each.identity.rules) or "no reuse"),
-            cell(each.identity.policy),
+            cell(each.identity.decoder),
             cell(each.run_id, each.run_id),
             cell(each.timestamp, each.timestamp),
         ]

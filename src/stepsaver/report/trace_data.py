@@ -291,8 +291,8 @@ def trace_document(
         layers=first.model.config.layers,
         block_size=first.decoding.block_size,
         mask_id=first.decoding.mask_id,
-        policy=registry.describe(first.policy),
-        engines=[", ".join(map(registry.describe, engine.rules)) or "no reuse" for engine in engines],
+        policy=first.decoder.description,
+        engines=[", ".join(map(registry.describe, engine.decoder.rules)) or "no reuse" for engine in engines],
         texts={token: text(token) for token in sorted(set(_tokens(samples, first.decoding.mask_id)))},
         samples=samples,
     )

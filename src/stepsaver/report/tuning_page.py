@@ -20,8 +20,8 @@ def tuning_page(document: Mapping[str, Any]) -> str:
     blocks = [_frontier(document, of), _attempts(document, of), _candidates(document, of), _not_run(document)]
     recipe = document["recipe"]
     if recipe:
-        shown = {name: recipe[name] for name in ("rules", "policy", "sub_block_size", "join", "batch_size")}
-        items = [(name.replace("_", " "), _text(value)) for name, value in shown.items()]
+        shown = ("decode", "rules", "policy", "sub_block_size", "join", "batch_size")
+        items = [(name.replace("_", " "), _text(recipe[name])) for name in shown if name in recipe]
         blocks.insert(1, facts("Recipe", items, name="recipe"))
     if document["parallelism"]:
         blocks.insert(2, _parallelism(document))

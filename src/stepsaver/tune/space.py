@@ -9,11 +9,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from stepsaver.engine import registry
+from stepsaver.engine.decoders.decoder import Decoder
+from stepsaver.engine.decoders.speculative import Speculative
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.joins import Join
 from stepsaver.engine.policies.policy import DEFAULT_POLICY, Policy
-from stepsaver.engine.policies.verified import Verified
 from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.tuned import BY_DRIFT, tuned_fields
 from stepsaver.tune.race import Goal, Observed
@@ -78,6 +79,10 @@ class Candidate:
     @property
     def policy(self) -> Policy | None:
         return self.value("policy")
+
+    @property
+    def decoder(self) -> Decoder | None:
+        return self.value("decode")
 
     @cached_property
     def name(self) -> str:
@@ -158,7 +163,8 @@ class DeclaredSpace:
             alike = [name for name, _ in same if self.family(name) == self.family(single)]
             if known[single].expected_speed_up > 1 and len(alike) < CHOICES:
                 same.append((single, setting))
-        return dict(sorted(choices.items(), key=lambda each: each[0] != "policy"))  # so that every family grows
+        families = ("policy", "decode")  # first, so that every family grows
+        return dict(sorted(choices.items(), key=lambda each: each[0] not in families))
 
     def is_possible(self, candidate: Candidate) -> bool:
         size = candidate.value("sub")
@@ -167,19 +173,21 @@ class DeclaredSpace:
             check_rules(candidate.rules, decoding, self.layers)
         except UsageError:
             return False
-        return not isinstance(candidate.policy, Verified) or self._is_possible_draft(candidate, decoding)
+        return candidate.decoder is None or self._is_possible_draft(candidate, candidate.decoder, decoding)
 
-    def _is_possible_draft(self, candidate: Candidate, decoding: DecodingSettings) -> bool:
-        """Drafts have no rules and no sub-blocks, and of the joins only the prefill's."""
-        policy = candidate.policy
-        assert isinstance(policy, Verified)
-        if candidate.rules or candidate.value("sub") or candidate.value("join") not in (None, "prefill"):
+    def _is_possible_draft(self, candidate: Candidate, decoder: Decoder, decoding: DecodingSettings) -> bool:
+        """Drafts have no rules, no policy and no sub-blocks, and of the joins only the prefill's."""
+        if candidate.rules or candidate.policy or candidate.value("sub"):
+            return False
+        if candidate.value("join") not in (None, "prefill"):
             return False
         try:
-            policy.check(decoding)
+            decoder.check(decoding, self.layers)
+            if self.is_scored:
+                decoder.estimator("trajectory", decoding)
         except UsageError:
             return False
-        return not (self.is_scored and policy.context == "block")
+        return True
 
     def _settings(self) -> Iterator[Setting]:
         seen: set[Any] = set()
@@ -191,6 +199,7 @@ class DeclaredSpace:
                     yield setting
         for made in _classes(POLICIES, object).values():
             yield from self._declared("policy", made)
+        yield from self._declared("decode", Speculative)
         block = self.decoding.block_size
         for size in range(LEAST_SUB_BLOCK, block + 1):
             if block % size == 0 and size & (size - 1) == 0 and size != self.decoding.sub_block_size:
@@ -235,8 +244,9 @@ def _has_defaults(made: type) -> bool:
 
 
 def _family(candidate: Candidate) -> str:
-    """Returns the name of its policy: whatever is combined with a policy loses the answers that the policy loses."""
-    return "" if candidate.policy is None else candidate.policy.name
+    """Returns the name of its decoder or policy: whatever is combined with it loses the answers that it loses."""
+    found = candidate.decoder or candidate.policy
+    return "" if found is None else found.name
 
 
 def _ranks(families: Iterable[str]) -> Iterator[int]:

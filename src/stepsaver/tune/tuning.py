@@ -179,10 +179,12 @@ class Tuning:
 
     def _recipe(self, attempt: Attempt) -> Recipe:
         config, session = self.configs[attempt.name], self.session
+        decoder = config.decoder(self.experiment.spec.decoding)
         drop = attempt.drop.scaled(100)
         return Recipe(
+            decode=decoder.text,
             rules=config.rules,
-            policy=config.policy or self.experiment.spec.decoding.policy,
+            policy=registry.describe(decoder.policy) if decoder.policy else None,
             sub_block_size=config.sub_block_size or session.decoding.sub_block_size,
             join=config.join or self.experiment.spec.decoding.join,
             batch_size=session.batch_size,
@@ -199,7 +201,7 @@ class Tuning:
                 problems=attempt.problems,
                 confidence=attempt.confidence,
                 attempt=attempt.number,
-                against=registry.describe(session.engine(self.experiment, self.configs[BASELINE]).policy),
+                against=session.engine(self.experiment, self.configs[BASELINE]).decoder.description,
                 max_drop=self.aim.max_drop,
                 speed_up=_figure(attempt.speed_up, 4),
                 drop_points=_figure(drop, 3),
@@ -247,6 +249,7 @@ def _figure(interval: Any, digits: int) -> Figure:
 def config_of(candidate: Candidate) -> ConfigSpec:
     return ConfigSpec(
         name=candidate.name,
+        decode=candidate.decoder.text if candidate.decoder else None,
         rules=tuple(map(registry.describe, candidate.rules)),
         policy=registry.describe(candidate.policy) if candidate.policy else None,
         sub_block_size=candidate.value("sub"),

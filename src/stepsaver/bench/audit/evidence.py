@@ -10,8 +10,7 @@ from stepsaver.bench.documents import Identity, Provenance, RunDocument, Summary
 from stepsaver.bench.experiment import OWN_DECODING, ConfigSpec, Experiment
 from stepsaver.bench.identity import run_id
 from stepsaver.bench.store import IDENTITY, SAMPLES, SUMMARY, TRACE, read_cell_files, read_run, read_summary
-from stepsaver.engine import registry
-from stepsaver.engine.policies.policy import parse_policy
+from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.prediction import PREDICTIONS
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules
@@ -115,8 +114,12 @@ class TaskEvidence:
         return is_alike and self.policy(one) == self.policy(other)
 
     def policy(self, cell: CellEvidence) -> str:
-        declared = cell.config.policy or cell.given.get("policy") or self.experiment.spec.decoding.policy
-        return registry.describe(parse_policy(declared))
+        return self.decoder(cell).description
+
+    def decoder(self, cell: CellEvidence) -> Decoder:
+        decoding = self.experiment.spec.decoding
+        given: dict[str, Any] = {name: cell.given[name] for name in ("decode", "policy") if name in cell.given}
+        return cell.config.decoder(decoding.model_copy(update=given))
 
 
 def read_evidence(experiment: Experiment, results: Path, cell_folder: str) -> TaskEvidence:

@@ -25,13 +25,9 @@ class Choice(NamedTuple):
 
 
 class Policy(Protocol):
-    """How a block is decoded. A frozen dataclass; its fields are its hyper-parameters and identify it."""
+    """Which rows a denoising step reveals. A frozen dataclass; its fields are its hyper-parameters and identify it."""
 
     name: ClassVar[str]
-
-
-class RevealPolicy(Policy, Protocol):
-    """A policy of block diffusion."""
 
     def choose(self, candidates: Candidates, view: StepView) -> Choice:
         """The rows to reveal. At least one, so that every step makes progress."""
@@ -46,6 +42,9 @@ def by_confidence(candidates: Candidates) -> list[tuple[int, float]]:
 
 def parse_policy(text: str) -> Policy:
     """A policy from `name:field=value,...`."""
+    if text.partition(":")[0] == "verified":
+        decoder = text.replace("verified", "speculative", 1)
+        raise UsageError(f"policy {shown(text)} is a decoder now: --decode {decoder}")
     return cast(Policy, registry.parse(text, "stepsaver.engine.policies", "policy"))
 
 

@@ -5,9 +5,6 @@ from typing import Any
 
 from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence
 from stepsaver.bench.experiment import OWN_DECODING, Experiment
-from stepsaver.engine import registry
-from stepsaver.engine.errors import UsageError
-from stepsaver.engine.policies.policy import parse_policy
 
 ORDER = 8
 
@@ -16,22 +13,16 @@ def findings(task: TaskEvidence) -> Iterator[Finding]:
     for cell in task.cells:
         effective = cell.identity.decoding
         declared = declared_decoding(task.experiment, cell)
+        if not task.decoder(cell).has_blocks:
+            declared = {name: value for name, value in declared.items() if name not in ("block_size", "sub_block_size")}
         wrong = [name for name, value in declared.items() if getattr(effective, name, None) != value]
-        if not _is_policy(cell.identity.policy, task.policy(cell)):
+        if cell.identity.decoder != task.policy(cell):
             wrong.append("policy")
         if wrong:
             yield Finding("invalid", "decoding", f"{cell.name} did not run with the declared {', '.join(wrong)}")
     estimators = {str(cell.identity.estimator) for cell in task.cells}
     if len(estimators) > 1:
         yield Finding("invalid", "decoding", f"configs were scored by different estimators: {', '.join(estimators)}")
-
-
-def _is_policy(stored: str, declared: str) -> bool:
-    """Whether a run's policy is the declared one. Its text may lack a field that the policy got later."""
-    try:
-        return registry.describe(parse_policy(stored)) == declared
-    except UsageError:
-        return False
 
 
 def declared_decoding(experiment: Experiment, cell: CellEvidence) -> dict[str, Any]:

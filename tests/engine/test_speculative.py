@@ -1,7 +1,6 @@
-"""Verified drafts: the text of autoregressive decoding, whatever is drafted and with whom."""
+"""Speculative decoding: the text of autoregressive decoding, whatever is drafted and with whom."""
 
 import json
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -10,18 +9,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepsaver.engine import verify
+from stepsaver.engine.decoders.chosen import chosen_decoder, parse_decoder
+from stepsaver.engine.decoders.speculative import Speculative, best_span
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import load_model, random_model
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.policies.verified import Verified
-from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.sampling import Proposals, Sampling
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import Trace
-from stepsaver.engine.verify import Verifying, best_span
 from stepsaver.evaluation.embedded import DATA_FOLDER, MODEL_FOLDER
 from stepsaver.evaluation.encoding import encode_prompt
 from stepsaver.evaluation.tokenizer import TextTokenizer
@@ -32,9 +29,9 @@ from tests.engine.test_hidden_rows import attended
 BLOCK = 8
 
 
-def engine_of(model: Transformer, policy: Verified | None = None, *, batch_size: int = 1, **options) -> Engine:
+def engine_of(model: Transformer, policy: Speculative | None = None, *, batch_size: int = 1, **options) -> Engine:
     decoding = resolve_decoding(model.config, **({"stop_ids": ()} | options))
-    return Engine(model, policy=policy or Verified(), batch_size=batch_size, decoding=decoding, checked=True)
+    return Engine(model, decoder=policy or Speculative(), batch_size=batch_size, decoding=decoding, checked=True)
 
 
 def texts(engine: Engine, prompts: list, limit: int, **options) -> list[list[int]]:
@@ -51,7 +48,7 @@ def decoding_of_one_row(model: Transformer, **options):
 
 
 policies = st.builds(
-    Verified,
+    Speculative,
     span=st.integers(1, 9) | st.just("auto"),
     context=st.just("causal"),
     ahead=st.sampled_from(["auto", "always", "never"]),
@@ -67,7 +64,7 @@ policies = st.builds(
     seed=st.integers(0, 3),
 )
 def test_the_text_is_that_of_blocks_of_one_row(
-    lengths: list[tuple[int, int]], policy: Verified, batch_size: int, stop: tuple[int, ...], seed: int
+    lengths: list[tuple[int, int]], policy: Speculative, batch_size: int, stop: tuple[int, ...], seed: int
 ) -> None:
     """In float64, on models that know nothing, so that most drafts are wrong; ragged batches, stop tokens, limits."""
     model = sharpened(random_model(tiny_config(), dtype=torch.float64, seed=seed), factor=12.0)
@@ -78,8 +75,8 @@ def test_the_text_is_that_of_blocks_of_one_row(
 
 
 @pytest.mark.parametrize("folder", [GOLDEN, SHARED / "golden" / "tied-12", SHARED / "golden" / "untied-28"])
-@pytest.mark.parametrize("policy", [Verified(), Verified(span=5, ahead="always"), Verified(span="auto")])
-def test_golden_checkpoints_write_their_autoregressive_text(folder, policy: Verified) -> None:
+@pytest.mark.parametrize("policy", [Speculative(), Speculative(span=5, ahead="always"), Speculative(span="auto")])
+def test_golden_checkpoints_write_their_autoregressive_text(folder, policy: Speculative) -> None:
     if not folder.is_dir():
         pytest.skip("needs the shared folder beside the repository")
     model = load_model(folder, dtype=torch.float64)
@@ -88,8 +85,8 @@ def test_golden_checkpoints_write_their_autoregressive_text(folder, policy: Veri
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("policy", [Verified(span=16), Verified(span="auto")])
-def test_every_word_problem_has_its_autoregressive_text(policy: Verified) -> None:
+@pytest.mark.parametrize("policy", [Speculative(span=16), Speculative(span="auto")])
+def test_every_word_problem_has_its_autoregressive_text(policy: Speculative) -> None:
     """All 1,319 in float64, where there are no near-ties."""
     model, tokenizer = load_model(MODEL_FOLDER, dtype=torch.float64), TextTokenizer(MODEL_FOLDER)
     lines = (DATA_FOLDER / "mini_gsm8k.jsonl").read_text(encoding="utf-8").splitlines()
@@ -133,12 +130,12 @@ def literal_rows_in_blocks(model: Transformer, prompt: list[int], limit: int) ->
 def test_a_context_of_blocks_equals_one_row_at_a_time(
     tiny_model: Transformer, prompt: list[int], limit: int, span, ahead
 ) -> None:
-    policy = Verified(span, "block", ahead)
+    policy = Speculative(span, "block", ahead)
     found = texts(engine_of(tiny_model, policy, batch_size=2), [prompt, prompt[:3]], limit)
     assert found == [literal_rows_in_blocks(tiny_model, each, limit) for each in (prompt, prompt[:3])]
 
 
-class AlwaysWrong(Verifying):
+class AlwaysWrong(Speculative):
     """Drafts that are never right: the worst that a model can do."""
 
     def take(self, batch, run, proposals):  # type: ignore[no-untyped-def]
@@ -150,34 +147,24 @@ class AlwaysWrong(Verifying):
 
 
 @pytest.mark.parametrize("ahead", ["always", "never"])
-def test_drafts_that_are_always_wrong_make_a_token_a_round(
-    tiny_model: Transformer, ahead, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_that_are_always_wrong_make_a_token_a_round(tiny_model: Transformer, ahead) -> None:
     expected = autoregressive(tiny_model, [(5, 6, 7)], 20)
-    policy = Verified(span=4, ahead=ahead)
+    policy = Speculative(span=4, ahead=ahead)
     right = next(iter(engine_of(tiny_model, policy).generate([(5, 6, 7)], max_new_tokens=20)))
-    drafts_that_fail = {"n": 0}
-
-    class Counting(AlwaysWrong):
-        def _accept(self, batch, run, proposals):  # type: ignore[no-untyped-def]
-            outcomes = super()._accept(batch, run, proposals)
-            drafts_that_fail["n"] += outcomes[0].revealed == 1
-            return outcomes
-
-    monkeypatch.setattr("stepsaver.engine.engine.Verifying", Counting)
-    wrong = next(iter(engine_of(tiny_model, policy).generate([(5, 6, 7)], max_new_tokens=20)))
+    wrong = next(iter(engine_of(tiny_model, AlwaysWrong(span=4, ahead=ahead)).generate([(5, 6, 7)], max_new_tokens=20)))
     assert wrong.ids == right.ids == expected[0]
     rounds = [step for step in wrong.steps if step.kind == "verify"]
-    assert drafts_that_fail["n"] >= 0.5 * len(rounds)  # a token plus one may by chance be the right one
+    # a token plus one may by chance be the right one
+    assert sum(step.revealed == 1 for step in rounds) >= 0.5 * len(rounds)
     assert len(rounds) > sum(step.kind == "verify" for step in right.steps)
 
 
-class LeavesADraftBehind(Verifying):
+class LeavesADraftBehind(Speculative):
     """A fault: what was drafted is believed, and its keys and values are read as if they had been verified."""
 
     def take(self, batch, run, proposals):  # type: ignore[no-untyped-def]
         outcomes = super().take(batch, run, proposals)
-        draft = self.drafts[run[0].sample.index]
+        draft = run[0].sample.draft
         if run[0].plan.kind == "draft" and len(draft.tokens) > 1:
             block = run[0].sample.block
             first = block.known
@@ -187,12 +174,12 @@ class LeavesADraftBehind(Verifying):
         return outcomes
 
 
-class KeepsWhatWasRefused(Verifying):
+class KeepsWhatWasRefused(Speculative):
     """A fault: rows after the first refused token count as verified."""
 
     def _accept(self, batch, run, proposals):  # type: ignore[no-untyped-def]
         outcomes = super()._accept(batch, run, proposals)
-        if self.drafts[run[0].sample.index].stamps is not None and outcomes[0].revealed < run[0].plan.rows:
+        if run[0].sample.stamps is not None and outcomes[0].revealed < run[0].plan.rows:
             sample = run[0].sample
             block = sample.block
             if block.masked and not sample.is_finished:
@@ -202,12 +189,9 @@ class KeepsWhatWasRefused(Verifying):
 
 
 @pytest.mark.parametrize("fault", [LeavesADraftBehind, KeepsWhatWasRefused])
-def test_what_a_draft_leaves_behind_is_caught(
-    tiny_model: Transformer, fault: type[Verifying], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stepsaver.engine.engine.Verifying", fault)
+def test_what_a_draft_leaves_behind_is_caught(tiny_model: Transformer, fault: type[Speculative]) -> None:
     with pytest.raises(AssertionError, match=r"of a draft, or of nothing|another token than the text's"):
-        texts(engine_of(tiny_model, Verified(span=6, ahead="never")), [tuple(range(5, 16))], 28)
+        texts(engine_of(tiny_model, fault(span=6, ahead="never")), [tuple(range(5, 16))], 28)
 
 
 def test_single_precision_and_its_kernels_give_the_same_text(tiny_model: Transformer) -> None:
@@ -216,7 +200,7 @@ def test_single_precision_and_its_kernels_give_the_same_text(tiny_model: Transfo
     prompts = [(5, 6, 7), tuple(range(10, 26)), (9,), tuple(range(20, 31))]
     single = deepcopy(tiny_model).float().prepare()
     for context in ("causal", "block"):
-        policy = Verified(6, context)  # type: ignore[arg-type]
+        policy = Speculative(6, context)  # type: ignore[arg-type]
         assert texts(engine_of(single, policy, batch_size=3), prompts, 30) == texts(
             engine_of(tiny_model, policy), prompts, 30
         )
@@ -224,7 +208,7 @@ def test_single_precision_and_its_kernels_give_the_same_text(tiny_model: Transfo
 
 def test_the_trace_counts_what_was_run(tiny_model: Transformer) -> None:
     trace = Trace()
-    engine = engine_of(tiny_model, Verified(span=4, ahead="never"))
+    engine = engine_of(tiny_model, Speculative(span=4, ahead="never"))
     (completion,) = engine.generate([(5, 6, 7)], max_new_tokens=20, trace=trace)
     kinds = [step.kind for step in completion.steps]
     assert kinds[:3] == ["draft", "prefill", "verify"]  # the prompt's first rows run beside the first draft
@@ -242,7 +226,7 @@ def test_a_verification_carries_the_next_draft() -> None:
     found = {}
     for ahead in ("always", "never"):
         trace = Trace()
-        engine = Engine(model, policy=Verified(ahead=ahead), checked=True)  # type: ignore[arg-type]
+        engine = Engine(model, decoder=Speculative(ahead=ahead), checked=True)  # type: ignore[arg-type]
         found[ahead] = (texts(engine, [prompt], 96, trace=trace), trace.forwards)
     assert found["always"][0] == found["never"][0]
     assert found["always"][1] < found["never"][1]
@@ -256,7 +240,7 @@ def test_no_row_runs_whose_prediction_nobody_needs(ahead: Literal["always", "nev
     model, tokenizer = load_model(MODEL_FOLDER, dtype=torch.float32), TextTokenizer(MODEL_FOLDER)
     question = "Tom has 12 pens. Tom buys 9 more. How many pens does Tom have?"
     prompt = encode_prompt(tokenizer, question, chat=True)
-    engine = Engine(model, policy=Verified(span=16, ahead=ahead), checked=True)
+    engine = Engine(model, decoder=Speculative(span=16, ahead=ahead), checked=True)
     (completion,) = engine.generate([prompt], max_new_tokens=96)
     assert completion.finish == "stop"
     drafts = [step for step in completion.steps if step.kind == "draft"]
@@ -271,19 +255,6 @@ def test_no_row_runs_whose_prediction_nobody_needs(ahead: Literal["always", "nev
 )
 def test_spans_follow_acceptance_and_cost(acceptance: float, forward_rows: float, least: int, most: int) -> None:
     assert least <= best_span(acceptance, forward_rows, 32) <= most
-
-
-def test_stop_strings_end_a_sample_after_a_round(tiny_model: Transformer) -> None:
-    seen: list[list[int]] = []
-
-    def finished(ids: list[int]) -> bool:
-        seen.append(ids)
-        return len(ids) >= 9
-
-    (ids,) = texts(engine_of(tiny_model, Verified(span=3)), [(5, 6, 7)], 60, finished=finished)
-    assert 9 <= len(ids) <= 9 + 3
-    assert ids == autoregressive(tiny_model, [(5, 6, 7)], len(ids))[0]
-    assert all(one == two[: len(one)] for one, two in pairwise(seen))  # nothing is taken back
 
 
 @pytest.mark.parametrize(
@@ -306,14 +277,20 @@ def test_a_trajectory_is_scored_as_the_text_is_written(tiny_model: Transformer) 
 
 
 def test_rules_temperature_and_trajectories_are_refused(tiny_model: Transformer) -> None:
-    with pytest.raises(UsageError, match="rule trim could take work from"):
-        Engine(tiny_model, policy=Verified(), rules=(parse_rule("trim"),))
-    with pytest.raises(UsageError, match="decodes greedily"):
+    with pytest.raises(UsageError, match="rules belong to block diffusion, not to speculative:span=16"):
+        chosen_decoder("speculative", rules="trim")
+    with pytest.raises(UsageError, match="a policy belongs to block diffusion, not to autoregressive"):
+        chosen_decoder("autoregressive", threshold=0.5)
+    with pytest.raises(UsageError, match="policy 'verified:span=8' is a decoder now: --decode speculative:span=8"):
+        chosen_decoder(policy="verified:span=8")
+    with pytest.raises(UsageError, match="block has no fields"):
+        parse_decoder("block:threshold=0.9")
+    with pytest.raises(UsageError, match="speculative decoding is greedy"):
         engine_of(tiny_model).generate([(5,)], max_new_tokens=1, sampling=Sampling(temperature=1.0))
-    with pytest.raises(UsageError, match="context=block have no trajectory"):
-        engine_of(tiny_model, Verified(context="block")).score([ScoreRequest((5,), (6,))])
+    with pytest.raises(UsageError, match="context=block has no trajectory"):
+        engine_of(tiny_model, Speculative(context="block")).score([ScoreRequest((5,), (6,))])
     with pytest.raises(UsageError, match="span 0 is not positive"):
-        Verified(span=0)
+        Speculative(span=0)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -343,4 +320,3 @@ def completions(engine: Engine) -> list[Completion]:
 def test_nothing_of_a_decode_is_left_for_the_next(tiny_model: Transformer) -> None:
     engine = engine_of(tiny_model)
     assert [each.ids for each in completions(engine)] == [each.ids for each in completions(engine)]
-    assert verify.Verifying(Verified()).drafts == {}

@@ -1,33 +1,36 @@
-"""The moves of verified drafts: draft the rows after the last known one, then check them with a causal forward."""
+"""Speculative decoding: draft the rows after the last known one, then verify them with a causal forward."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepsaver.engine.base_plan import commit_plan, prefill_plan
 from stepsaver.engine.batch import BatchContext, Outcome, StepEvent, Turn
-from stepsaver.engine.checks import assert_verified, stamp_positions
-from stepsaver.engine.denoise import begin_block, commit, join_in_blocks
+from stepsaver.engine.checks import assert_written, new_stamps, stamp_positions
+from stepsaver.engine.decoders.decoder import Decoder
+from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.errors import UsageError
+from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import Kind, StepPlan, whole_plan
-from stepsaver.engine.policies.verified import Verified
 from stepsaver.engine.rows import NO_ROWS, Rows, rows_between
-from stepsaver.engine.sampling import Proposals
-from stepsaver.engine.state import NEVER, Ending, Request, Sample, ending_of
+from stepsaver.engine.sampling import Proposals, Sampling
+from stepsaver.engine.state import Request, Sample
+from stepsaver.engine.tuned import tuned
 
 
 @dataclass
 class Draft:
     """A sample's draft that is to be verified next, and how many tokens of its drafts were confirmed so far."""
 
-    verified: int  # positions whose keys and values are final: from a causal forward or a commit
+    verified: int = 0  # positions whose keys and values are final: from a causal forward or a commit
     tokens: tuple[int, ...] = ()  # drafted for the positions after the last known one
     agreed: int = 0  # drafted tokens that were confirmed, over all rounds
     refused: int = 0  # rounds in which a drafted token was not confirmed
-    stamps: NDArray[np.int64] | None = None  # per position, the token its keys were computed with; only if checked
 
     @property
     def acceptance(self) -> float:
@@ -36,28 +39,72 @@ class Draft:
 
 
 @dataclass
-class Verifying:
-    """Drafts and verifies. Keeps the drafts of the samples of one decode."""
+class DraftedSample(Sample):
+    draft: Draft = field(default_factory=Draft)
 
-    policy: Verified
-    drafts: dict[int, Draft] = field(default_factory=dict)  # by the sample's index
 
-    @property
-    def context_block_size(self) -> int | None:
-        return 1 if self.policy.context == "causal" else None
+@dataclass(frozen=True)
+class Speculative(Decoder):
+    """One forward drafts the next `span` rows, one causal forward over them keeps what it would have written itself.
+
+    Source: S2D2 (arXiv 2603.25702), which switches between this and denoising; here every round is verified. With
+    blocks of one row the same checkpoint is autoregressive. `context=causal` gives that text, token for token: the
+    cache holds only what causal forwards computed. With `context=block`, finished blocks are committed as usual, and
+    rows are causal only inside the current block, as some checkpoints were trained.
+    A draft ends with its block, and is verified up to the first token that ends the text. `span=auto` chooses the
+    length that pays most, given the acceptance so far and the cost of rows. `ahead` says whether a verification also
+    runs the next draft in the same forward.
+    """
+
+    name: ClassVar[str] = "speculative"
+    purpose: ClassVar[str] = "the text of autoregressive decoding in fewer forwards, from drafts that are verified"
+
+    span: int | Literal["auto"] = field(default=16, metadata=tuned(16, 12, "auto", 8, is_ordered=False))
+    context: Literal["causal", "block"] = field(default="causal", metadata=tuned("causal", "block", is_ordered=False))
+    ahead: Literal["auto", "always", "never"] = field(
+        default="auto", metadata=tuned("always", "never", is_ordered=False)
+    )
+
+    def __post_init__(self) -> None:
+        if self.span != "auto" and self.span < 1:
+            raise UsageError(f"decoder speculative: span {self.span} is not positive")
+
+    def check(self, decoding: DecodingSettings, layers: int) -> None:
+        if not decoding.prediction.opens_blocks:
+            raise UsageError(
+                "speculative decoding needs rows that predict the token after them, and here each predicts its own"
+            )
+        if decoding.block_size == 1:
+            raise UsageError("speculative decoding drafts the rest of a block, and blocks of one row have none")
+        if not (decoding.prefix_cache and decoding.block_cache):
+            raise UsageError("speculative decoding keeps what it has verified in the caches, and they are off")
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        if not sampling.is_greedy:
+            raise UsageError(f"speculative decoding is greedy: temperature {sampling.temperature} is not 0")
+
+    def estimator(self, wanted: Estimator, decoding: DecodingSettings) -> Estimator:
+        """Over a causal context, the text is the autoregressive one, and so is its likelihood."""
+        if wanted != "trajectory":
+            return wanted
+        if self.context == "block":
+            raise UsageError("speculative decoding with context=block has no trajectory: score with another estimator")
+        return "autoregressive"
+
+    def context_block_size(self, decoding: DecodingSettings) -> int:
+        return 1 if self.context == "causal" else decoding.block_size
 
     def join(self, batch: BatchContext, index: int, request: Request, slot: int) -> Sample:
-        sample = join_in_blocks(batch, index, request, slot)
-        draft = self.drafts[index] = Draft(verified=len(sample.context))
+        joined = super().join(batch, index, request, slot)
+        sample = DraftedSample(**vars(joined), draft=Draft(verified=len(joined.context)))
         if batch.checked:
-            draft.stamps = np.full(request.end + batch.decoding.block_size, NEVER)
-            draft.stamps[: draft.verified] = sample.context
+            sample.stamps = new_stamps(sample, request.end + batch.decoding.block_size)
         return sample
 
     def turns(self, batch: BatchContext, sample: Sample) -> list[Turn]:
         """A draft, the verification of a draft (with the next draft, if that pays), or the commit of a block."""
-        draft, block = self.drafts[sample.index], sample.block
-        if not block.masked and self.policy.context == "block":
+        draft, block = _draft_of(sample), sample.block
+        if not block.masked and self.context == "block":
             steps = [self._commit_step(batch, sample)]
         elif draft.tokens:
             steps = self._verify_steps(batch, sample, draft)
@@ -66,8 +113,7 @@ class Verifying:
             steps = [self._draft_step(batch, sample, first, int(block.tokens[block.known - 1]))]
             if draft.verified < first:  # the rest of a prompt after its whole blocks
                 steps.append(self._causal_step(batch, sample, draft.verified, first))
-        if draft.stamps is not None:
-            assert_verified(steps, draft.stamps, [*sample.context, *block.tokens[: block.known].tolist()])
+        assert_written(sample, steps)
         return [Turn(sample, block, step) for step in steps]
 
     def _draft_step(self, batch: BatchContext, sample: Sample, first: int, token: int) -> Step:
@@ -83,9 +129,9 @@ class Verifying:
         """How many tokens to draft after position `first`: not beyond the next token's block, nor beyond the limit."""
         size = batch.decoding.block_size
         most = min((first + 1) // size * size + size, sample.request.end) - first - 1
-        span = self.policy.span
+        span = self.span
         if span == "auto":
-            acceptance = round(self.drafts[sample.index].acceptance, 2)
+            acceptance = round(_draft_of(sample).acceptance, 2)
             span = best_span(acceptance, batch.forward_cost, size)
         return min(span, most)
 
@@ -94,7 +140,7 @@ class Verifying:
         block = sample.block
         first, count = block.start + block.known - 1, len(draft.tokens)
         is_carrying = self._carries_next(batch, sample, draft, first + count)
-        fills_block = self.policy.context == "block" and first + count + 1 == block.start + block.size
+        fills_block = self.context == "block" and first + count + 1 == block.start + block.size
         ends_text = draft.tokens[-1] in batch.decoding.stop_ids
         rows = count if is_carrying or fills_block or ends_text else count + 1
         tokens = np.array([block.tokens[block.known - 1], *draft.tokens][:rows])
@@ -107,10 +153,10 @@ class Verifying:
         """Whether the next draft, after position `last`, runs in the same forward, betting that this draft is right."""
         if last + 1 >= sample.request.end or draft.tokens[-1] in batch.decoding.stop_ids:
             return False
-        if self.policy.context == "block" and last + 1 == sample.block.start + sample.block.size:
+        if self.context == "block" and last + 1 == sample.block.start + sample.block.size:
             return False  # the commit comes first
-        if self.policy.ahead != "auto":
-            return self.policy.ahead == "always"
+        if self.ahead != "auto":
+            return self.ahead == "always"
         whole = draft.acceptance ** len(draft.tokens)
         wasted_rows = self._span(batch, sample, last)
         return whole * batch.forward_cost > (1 - whole) * wasted_rows
@@ -127,16 +173,14 @@ class Verifying:
 
     def take(self, batch: BatchContext, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
         turn, proposed = run[0], proposals[0]
-        draft = self.drafts[turn.sample.index]
-        if draft.stamps is not None:
-            for each in run:
-                stamp_positions(draft.stamps, each.step)
+        draft = _draft_of(turn.sample)
+        stamp_positions(turn.sample, [each.step for each in run])
         if turn.plan.kind == "draft":
             draft.verified = turn.step.start
             draft.tokens = _up_to_stop(proposed.tokens, batch.decoding.stop_ids)
             return [Outcome(0, _event(batch, turn, proposed, NO_ROWS)), *[Outcome(0)] * (len(run) - 1)]
         if turn.plan.kind == "commit":
-            outcome = commit(batch, turn, proposed)
+            outcome = self.commit(batch, turn, proposed)
             draft.verified = len(turn.sample.context)
             return [outcome]
         return self._accept(batch, run, proposals)
@@ -144,7 +188,7 @@ class Verifying:
     def _accept(self, batch: BatchContext, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
         """Keeps drafted tokens up to the first that the causal rows do not predict, and the token they predict next."""
         (turn, *ahead), (written, *drafted) = run, proposals
-        draft = self.drafts[turn.sample.index]
+        draft = _draft_of(turn.sample)
         agreed = _agreed(draft.tokens, written.tokens)
         is_whole = agreed == len(draft.tokens)
         draft.agreed, draft.refused = draft.agreed + agreed, draft.refused + (not is_whole)
@@ -152,11 +196,27 @@ class Verifying:
         new = written.tokens[: agreed + 1]  # up to `agreed`, the same as the draft's
         draft.tokens = _up_to_stop(drafted[0].tokens, batch.decoding.stop_ids) if drafted and is_whole else ()
         event = _event(batch, turn, written, rows_between(1, 1 + len(new)))
-        _write(batch, turn.sample, new, written.confidence)
+        self._write(batch, turn.sample, new, written.confidence)
         outcomes = [Outcome(len(new), event)]
         if ahead:
             outcomes.append(Outcome(0, _event(batch, ahead[0], drafted[0], NO_ROWS)))
         return outcomes
+
+    def _write(
+        self, batch: BatchContext, sample: Sample, tokens: NDArray[np.int64], confidence: NDArray[np.float64]
+    ) -> None:
+        """Puts verified tokens into the block. Tokens that do not fit open the next block."""
+        block, size = sample.block, sample.block.size
+        known = block.known
+        fitting = min(len(tokens), size - known)
+        block.confidence[known : known + fitting] = confidence[:fitting]
+        block.reveal(rows_between(known, known + fitting), tokens[:fitting])
+        self.end_if_over(batch, sample, new=fitting)
+        rest = tokens[fitting:].tolist()
+        while rest and not sample.is_finished:
+            sample.context += sample.block.tokens.tolist()
+            self.begin_block(batch, sample, tuple(rest[:size]))
+            rest = rest[size:]
 
 
 def _plan(batch: BatchContext, kind: Kind, *, rows: int, reads: int) -> StepPlan:
@@ -184,21 +244,9 @@ def _agreed(drafted: tuple[int, ...], written: NDArray[np.int64]) -> int:
     return int(differing[0]) if len(differing) else count
 
 
-def _write(batch: BatchContext, sample: Sample, tokens: NDArray[np.int64], confidence: NDArray[np.float64]) -> None:
-    """Puts verified tokens into the block. Tokens that do not fit open the next block."""
-    known = sample.block.known
-    fitting = min(len(tokens), sample.block.size - known)
-    sample.block.confidence[known : known + fitting] = confidence[:fitting]
-    sample.block.reveal(rows_between(known, known + fitting), tokens[:fitting])
-    sample.ending = ending_of(sample, batch.decoding.stop_ids)
-    rest = tokens[fitting:].tolist()
-    while rest and not sample.is_finished:
-        sample.context += sample.block.tokens.tolist()
-        size = sample.block.size
-        begin_block(batch, sample, tuple(rest[:size]))
-        rest = rest[size:]
-    if not sample.is_finished and batch.finished and batch.finished(sample.generated):
-        sample.ending = Ending("stop", sample.block.start + sample.block.known)
+def _draft_of(sample: Sample) -> Draft:
+    assert isinstance(sample, DraftedSample)
+    return sample.draft
 
 
 def _event(batch: BatchContext, turn: Turn, proposed: Proposals, revealed: Rows) -> StepEvent | None:
