@@ -20,6 +20,7 @@ from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import Score, ScoreRequest, merge_requests, scores_of
 from stepsaver.engine.score_once import IN_ONE_FORWARD, Prepare, forwards_of, run_once, steps_of
 from stepsaver.engine.state import Finish, Request, request_key
+from stepsaver.engine.threads import require_own_threads
 from stepsaver.engine.trace import SampleStep, Trace
 
 
@@ -242,6 +243,7 @@ class Engine:
 
     def _memory(self, slots: int, positions: int) -> Memory:
         """Caches for `slots` samples of `positions` positions, rounded up to whole blocks."""
+        require_own_threads()
         model, size = self.model, self.decoding.block_size
         capacity = (positions + size - 1) // size * size
         cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=model.dtype, device=model.device)

@@ -27,6 +27,7 @@ from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Attention, Layer, Transformer
 from stepsaver.engine.packing import PackedRun, Packer, PartRows, Step, Subset, pack_rows, run_end
 from stepsaver.engine.stream import Stream
+from stepsaver.engine.threads import require_own_threads
 
 PartName = Literal["attention", "mlp"]
 
@@ -93,6 +94,7 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
 
     Where a plan says so, `ask` gets the drift measured so far and returns the steps for the layers that follow.
     """
+    require_own_threads()
     rows = pack_rows(steps, model.device)
     packer = Packer(rows, rotation=memory.rotations[rows.positions], cache=memory.cache, deltas=memory.deltas)
     forward = Forward(memory, Stream(model.embedding(rows.tokens)), steps)

@@ -61,8 +61,10 @@ class OpenModel:
         """Turns an error about logits that are not finite, the checkpoint's fault, into one line with its name."""
         try:
             yield
-        except NonFiniteLogits as error:
-            raise UsageError(f"{self.name}: {error}") from None
+        except Exception as error:  # no name of ours: a stream that is open at the interpreter's end finds none
+            if isinstance(error, NonFiniteLogits):
+                raise UsageError(f"{self.name}: {error}") from None
+            raise
 
 
 def open_model(

@@ -18,6 +18,7 @@ from stepsaver.engine.models import linear
 from stepsaver.engine.models.config import ModelConfig, read_config, read_json
 from stepsaver.engine.models.linear import Linear, check_weights
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.threads import require_own_threads
 
 # Our fused modules, and the checkpoint's modules whose rows they stack.
 LAYER_MODULES = {
@@ -55,6 +56,7 @@ def load_model(
     Section by section, each tensor is read, brought into the network's layout, and released, so the checkpoint is never
     in memory twice. The head comes before the layers: it is the largest, and needs the most extra memory.
     """
+    require_own_threads()
     device = torch.device(device)
     check_weights(weights, dtype, device)
     require_working_tiles(dtype, device)
