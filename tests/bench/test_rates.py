@@ -9,9 +9,11 @@ from typing import Any, cast
 import pytest
 
 from stepsaver.bench import run as run_module
+from stepsaver.bench.audit import Finding, timed_again_by
 from stepsaver.bench.audit.checks.rates import _pooled_time, _speed_up
 from stepsaver.bench.audit.evidence import CellEvidence
 from stepsaver.bench.documents import Timing
+from stepsaver.bench.experiment import Experiment
 from stepsaver.bench.folders import find_experiment
 from stepsaver.bench.session import ConfigRunner
 from stepsaver.bench.timings import median_rate, slow_chunks
@@ -72,7 +74,23 @@ def test_a_rate_over_the_whole_time_differs_by_no_more_than_the_interval(
     throughput = made_up.SUMMARY["throughput"] | {"tokens_per_s": pooled}
     summary = made_up.summary(rate=rate, throughput=throughput)
     found = list(_pooled_time(cast(CellEvidence, SimpleNamespace(name="a", summary=summary))))
-    assert [each.level for each in found] == ["invalid"] * is_fault
+    assert [(each.level, each.configs) for each in found] == [("disturbed", ("a",))] * is_fault
+
+
+@pytest.mark.parametrize(
+    ("folder", "configs", "command"),
+    [
+        ("mini_gsm8k", ["trimmed"], "stepsaver run 00_tiny --task mini_gsm8k --force trimmed"),
+        ("t_limit_256", ["b", "a"], "stepsaver run 00_tiny --task t --limit 256 --force a b"),
+        ("t", ["trimmed", "baseline"], "stepsaver run 00_tiny --task t --force"),
+        ("t", [], ""),
+    ],
+)
+def test_one_command_times_again_what_was_disturbed(folder: str, configs: list[str], command: str) -> None:
+    """All configs if their baseline was: it is timed beside each of them."""
+    experiment = cast(Experiment, SimpleNamespace(name="00_tiny", baselines=("baseline",)))
+    findings = [Finding("disturbed", "rates", "slow", (name,)) for name in configs]
+    assert timed_again_by(experiment, folder, [*findings, Finding("invalid", "samples", "no", ("other",))]) == command
 
 
 @pytest.mark.parametrize(

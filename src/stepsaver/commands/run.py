@@ -190,11 +190,14 @@ def _timing_lines(summaries: "list[Summary]") -> list[str]:
 
 def _audit(chosen: Chosen, stream: TextIO) -> int:
     """Prints what is wrong with the results, at the end of every run, and returns the exit code."""
-    from stepsaver.bench.audit import audit, read_evidence
+    from stepsaver.bench.audit import audit, read_evidence, timed_again_by
 
     is_invalid = False
     for folder in chosen.cell_folders.values():
-        for finding in audit(read_evidence(chosen.experiment, chosen.results, folder)):
+        findings = audit(read_evidence(chosen.experiment, chosen.results, folder))
+        for finding in findings:
             print(finding, file=stream)
             is_invalid |= finding.level == "invalid"
+        if command := timed_again_by(chosen.experiment, folder, findings):
+            print(f"answers and accuracy stand; what was disturbed is timed again by: {command}", file=stream)
     return 1 if is_invalid else 0

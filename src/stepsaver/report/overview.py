@@ -119,7 +119,7 @@ def known_issues(overview: Overview) -> list[tuple[str, str]]:
         for finding in task.findings
     ]
     issues += [("discarded", text) for text in overview.discarded]
-    return sorted(issues, key=lambda each: ("invalid", "discarded", "remark").index(each[0]))
+    return sorted(issues, key=lambda each: ("invalid", "disturbed", "discarded", "remark").index(each[0]))
 
 
 def _summary(overview: Overview) -> list[Block]:

@@ -4,15 +4,20 @@ A record is never compared with itself: every check that compares takes two diff
 experiment's own file.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Protocol, cast
+from typing import Protocol, cast, get_args
 
 from stepsaver.bench.audit import checks
-from stepsaver.bench.audit.evidence import CellEvidence, Finding, TaskEvidence, read_evidence
+from stepsaver.bench.audit.evidence import CellEvidence, Finding, Level, TaskEvidence, read_evidence
+from stepsaver.bench.experiment import Experiment
 
-__all__ = ["CellEvidence", "Check", "Finding", "TaskEvidence", "all_checks", "audit", "read_evidence"]
+__all__ = ["CellEvidence", "Check", "Finding", "TaskEvidence", "all_checks", "audit", "read_evidence", "timed_again_by"]
+
+
+LIMITED = re.compile(r"(.+?)(?:_limit_(\d+))?")  # the folder of a task
 
 
 class Check(Protocol):
@@ -35,6 +40,17 @@ def all_checks() -> dict[str, Check]:
 
 
 def audit(task: TaskEvidence) -> list[Finding]:
-    """Returns the findings of all checks, the invalid ones first."""
+    """Returns the findings of all checks, the worst first."""
     found = [finding for check in all_checks().values() for finding in check.findings(task)]
-    return sorted(found, key=lambda finding: finding.level)
+    return sorted(found, key=lambda finding: get_args(Level).index(finding.level))
+
+
+def timed_again_by(experiment: Experiment, folder: str, findings: Sequence[Finding]) -> str:
+    """Returns the command that times again what was disturbed, all configs if a baseline was; empty if nothing was."""
+    configs = sorted({name for finding in findings if finding.level == "disturbed" for name in finding.configs})
+    if not configs:
+        return ""
+    task, limit = LIMITED.fullmatch(folder).groups()  # type: ignore[union-attr]
+    limited = [f"--limit {limit}"] if limit else []
+    named = [] if set(configs) & set(experiment.baselines) else configs
+    return " ".join(["stepsaver run", experiment.name, "--task", task, *limited, "--force", *named])

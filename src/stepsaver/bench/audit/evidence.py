@@ -16,7 +16,7 @@ from stepsaver.engine.rules.rule import Rule
 from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules
 from stepsaver.evaluation.records import RequestRecord
 
-Level = Literal["invalid", "remark"]
+Level = Literal["invalid", "disturbed", "remark"]  # results are wrong; timings are, and answers stand; worth knowing
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Finding:
     level: Level
     check: str
     message: str
+    configs: tuple[str, ...] = ()  # to be timed again
 
     def __str__(self) -> str:
         return f"audit, {self.level}: {self.message} [{self.check}]"

@@ -54,9 +54,10 @@ def _unlike_twins(task: TaskEvidence) -> Iterator[Finding]:
             ratio = median(rates[one.name]) / median(rates[other.name])
             if abs(ratio - 1) > TWINS_DIFFER:
                 yield Finding(
-                    "invalid",
+                    "disturbed",
                     "rates",
                     f"{one.name} and {other.name} do the same work, one at {ratio:.2f} times the rate",
+                    (one.name, other.name),
                 )
 
 
@@ -72,10 +73,11 @@ def _pooled_time(cell: CellEvidence) -> Iterator[Finding]:
     rate, pooled = summary.rate, summary.throughput.tokens_per_s
     if pooled is not None and abs(pooled - rate.value) > max(rate.high - rate.low, ABOUT_EQUAL * rate.value):
         yield Finding(
-            "invalid",
+            "disturbed",
             "rates",
             f"{cell.name} has {rate.value:.0f} tokens/s [{rate.low:.0f}, {rate.high:.0f}] as the median over chunks "
             f"and {pooled:.0f} over the whole time: a few chunks took too long",
+            (cell.name,),
         )
 
 
