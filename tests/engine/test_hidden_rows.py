@@ -18,7 +18,7 @@ from stepsaver.engine.rules.near_rows import NearRows
 from stepsaver.engine.rules.rule import Rule, Shares, parse_rule
 from stepsaver.engine.trace import Trace
 from stepsaver.engine.view import StepView
-from tests.engine.test_rules import engine_of, generate
+from tests.engine.test_reuse import engine_of, generate
 
 BLOCK, SUB = 8, 4
 BLOCK_CACHE_SETS = [("near_rows",), ("previous_row", "near_rows"), ("near_rows", "previous_row", "trim")]

@@ -1,7 +1,10 @@
-"""What every policy of the registry promises. A new policy adds its line to `SETTINGS` and `WRONG`."""
+"""The exact positions that each policy unmasks, and what every policy of the registry promises.
+
+A new policy adds its lines to `CHOICES` and `WRONG`.
+"""
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pytest
 
@@ -11,61 +14,108 @@ from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.policies.policy import Candidates, Choice, Policy, parse_policy
-from stepsaver.engine.rows import is_subset, row_list
+from stepsaver.engine.policies.policy import Candidates, Choice, Policy, chosen_policy, parse_policy
+from stepsaver.engine.policies.policy import policy_text as text_of
+from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.rows import describe, is_subset, row_list
+from stepsaver.engine.trace import DENOISING
 from stepsaver.engine.view import StepView
+from tests.engine.views import at, seen
 
-SETTINGS = {
-    "adaptive_steps": ["adaptive_steps", "adaptive_steps:margin=1,max_rows=3,threshold=0.5"],
-    "factor": ["factor", "factor:factor=0", "factor:factor=3"],
-    "fixed": ["fixed", "fixed:rows=3", "fixed:rows=100"],
-    "forced": ["forced:k=1", "forced:k=3,threshold=0.5"],
-    "quota": ["quota:steps=1", "quota:steps=3", "quota:steps=100,threshold=0.2"],
-    "threshold": ["threshold", "threshold:threshold=0", "threshold:threshold=1,at_most=1"],
-}
+SURE = {4: 0.95, 5: 0.90, 6: 0.60, 7: 0.97}  # 7, 4, 5, 6
+EQUAL = {3: 0.5, 4: 0.75, 5: 0.75, 6: 0.75}
+ONE = {6: 0.2}
+
+# the policy, how sure the model is of each masked position, and which of them are unmasked
+CHOICES: list[tuple[str, dict[int, float], str]] = [
+    ("threshold", SURE, "4,7"),  # 0.9 is not above 0.9
+    ("threshold:threshold=0.89", SURE, "4-5,7"),
+    ("threshold:threshold=0.99", SURE, "7"),
+    ("threshold:threshold=0.1,at_most=1", SURE, "7"),
+    ("threshold:threshold=0.1,at_most=3", SURE, "4-5,7"),
+    ("threshold:threshold=0.1,at_most=2", EQUAL, "4-5"),  # of equals the first
+    ("threshold:threshold=0.75", EQUAL, "4"),
+    ("threshold", ONE, "6"),
+    ("fixed", SURE, "7"),
+    ("fixed:rows=3", SURE, "4-5,7"),
+    ("fixed:rows=100", SURE, "4-7"),
+    ("fixed:rows=2", EQUAL, "4-5"),
+    # (n + 1)(1 - c_n): 0.06, 0.15, 0.4, 2.0
+    ("factor", SURE, "4-5,7"),
+    ("factor:factor=0", SURE, "7"),
+    ("factor:factor=0.2", SURE, "4,7"),
+    ("factor:factor=1.9", SURE, "4-5,7"),
+    ("factor:factor=2.1", SURE, "4-7"),
+    ("factor:factor=0.75", EQUAL, "4"),  # 0.5, 0.75, 1.0, 2.5: not below 0.75
+    ("factor", EQUAL, "4-5"),
+    ("factor:factor=1.1", EQUAL, "4-6"),
+    # doubts: 0.03, 0.05, 0.1, 0.4
+    ("adaptive_steps", SURE, "4-5,7"),
+    ("adaptive_steps:margin=0.15", SURE, "4,7"),  # 0.03 + 0.05 + 0.1 is not below
+    ("adaptive_steps:margin=0.2", SURE, "4-5,7"),
+    ("adaptive_steps:margin=1,max_rows=1", SURE, "4-5,7"),
+    ("adaptive_steps:margin=1,max_rows=2", SURE, "4-7"),
+    ("adaptive_steps:margin=1,max_rows=0", SURE, "4,7"),
+    ("adaptive_steps:threshold=0.96", SURE, "4-5,7"),
+    ("adaptive_steps:margin=1,max_rows=1,threshold=0.5", SURE, "4-7"),
+    ("adaptive_steps:margin=0", SURE, "4,7"),
+    ("adaptive_steps:margin=0.5", EQUAL, "4"),  # 0.25 + 0.25 is not below
+    ("adaptive_steps:margin=1,max_rows=1", EQUAL, "4-5"),
+    ("quota:steps=1", SURE, "4-7"),
+    ("quota:steps=2", SURE, "4,7"),
+    ("quota:steps=3", SURE, "4,7"),
+    ("quota:steps=9", SURE, "7"),
+    ("quota:steps=4,threshold=0.89", SURE, "4-5,7"),
+    ("quota:steps=4,threshold=0.9", SURE, "4,7"),
+    ("quota:steps=1,threshold=0.9", SURE, "4-7"),  # the share, though fewer are sure
+    ("quota:steps=2", EQUAL, "4-5"),
+]
 WRONG = {
     "adaptive_steps": ["margin=-1", "margin=nan", "max_rows=-1", "threshold=2"],
     "factor": ["factor=-1", "factor=nan"],
     "fixed": ["rows=0"],
-    "forced": ["k=0", "k=2,threshold=-0.1"],
-    "quota": ["steps=0", "steps=2,threshold=1.5"],
-    "threshold": ["threshold=1.5", "threshold=nan", "at_most=0"],
+    "quota": ["steps=0", "steps=2,threshold=1.5", "steps=2,threshold=-0.5", "steps=2,threshold=x"],
+    "threshold": ["threshold=1.5", "threshold=-0.1", "threshold=nan", "at_most=0"],
 }
-EVERY_SETTING = [text for texts in SETTINGS.values() for text in texts]
+LIMITS = ["adaptive_steps:margin=0,max_rows=0,threshold=0", "factor:factor=0", "fixed:rows=1", "quota:steps=1"]
+LIMITS += ["quota:steps=1,threshold=0", "quota:steps=1,threshold=1", "threshold:threshold=0,at_most=1"]
+LIMITS += ["threshold:threshold=1"]
+TEXTS = sorted({text for text, _, _ in CHOICES})
 PROMPTS = [tuple(range(5, 8)), tuple(range(5, 28)), (9,)]
 
 
-@dataclass
-class Watched:
-    """A policy whose every choice is held against the contract."""
-
-    name: ClassVar[str] = "watched"
-
-    policy: Policy
-    choices: int = 0
-
-    def choose(self, candidates: Candidates, view: StepView) -> Choice:
-        choice = self.policy.choose(candidates, view)
-        assert choice.rows, "a step makes progress"
-        assert is_subset(choice.rows, view.candidates), "only masked rows of the sub-block are revealed"
-        assert candidates.rows == row_list(view.candidates)
-        assert choice.steps >= 1
-        assert self.policy.choose(candidates, view) == choice, "the choice follows from what is seen"
-        self.choices += 1
-        return choice
+def chosen(text: str, sure: dict[int, float], **view: Any) -> str:
+    policy = parse_policy(text)
+    masked = ",".join(map(str, sure))
+    choice = policy.choose(Candidates(tuple(sure), tuple(sure.values())), seen(masked, **({"in_sub_block": 0} | view)))
+    assert choice.steps == 1
+    return describe(choice.rows)
 
 
-def decode(model: Transformer, policy: Policy, prompts: list[tuple[int, ...]], batch_size: int) -> list[list[int]]:
-    decoding = resolve_decoding(model.config, sub_block_size=4)
-    engine = Engine(model, decoder=Denoise(policy), decoding=decoding, batch_size=batch_size, checked=True)
-    return [each.ids for each in sorted(engine.generate(prompts, max_new_tokens=21), key=lambda each: each.index)]
+@pytest.mark.parametrize(("text", "sure", "expected"), CHOICES)
+def test_the_positions_that_a_policy_unmasks(text: str, sure: dict[int, float], expected: str) -> None:
+    assert chosen(text, sure) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "sub_block", "counts"),
+    [(3, 8, [3, 3, 2]), (3, 4, [2, 1, 1]), (2, 4, [2, 2]), (5, 8, [2, 2, 2, 1, 1]), (6, 4, [1, 1, 1, 1])],
+)
+def test_the_remainder_of_a_quota_goes_to_the_first_steps(steps: int, sub_block: int, counts: list[int]) -> None:
+    sure = dict.fromkeys(range(8), 0.5)
+    found = [
+        at(chosen(f"quota:steps={steps}", sure, sub_block=sub_block, in_sub_block=step)).bit_count()
+        for step in range(len(counts))
+    ]
+    assert found == counts
 
 
 def test_every_policy_is_tested() -> None:
-    assert SETTINGS.keys() == WRONG.keys() == registry.found_in("stepsaver.engine.policies").keys()
+    names = registry.found_in("stepsaver.engine.policies").keys() - {"forced"}
+    assert {text.partition(":")[0] for text in TEXTS} == WRONG.keys() == names
 
 
-@pytest.mark.parametrize("text", EVERY_SETTING)
+@pytest.mark.parametrize("text", [*TEXTS, *LIMITS])
 def test_a_policy_is_its_text(text: str) -> None:
     policy: Any = parse_policy(text)
     assert parse_policy(registry.describe(policy)) == policy
@@ -83,17 +133,61 @@ def test_impossible_values_are_one_line(text: str) -> None:
     assert field in str(raised.value)
 
 
-@pytest.mark.parametrize("text", EVERY_SETTING)
-def test_every_choice_keeps_the_contract(tiny_model: Transformer, text: str) -> None:
-    policy = Watched(cast(Policy, parse_policy(text)))
-    assert decode(tiny_model, policy, PROMPTS, 2) == decode(tiny_model, parse_policy(text), PROMPTS, 2)
-    assert policy.choices > len(PROMPTS)
+def test_a_threshold_is_a_policy() -> None:
+    assert parse_policy("threshold:at_most=none") == parse_policy("threshold") == Threshold()
+    assert registry.describe(Threshold(0.5, 2)) == "threshold:threshold=0.5,at_most=2"
+    assert text_of(None, None) == text_of("threshold", None) == "threshold"
+    assert text_of(None, 0.0) == text_of("threshold", 0.0) == "threshold:threshold=0.0"
+    assert text_of("factor", None) == "factor"
+    assert chosen_policy(None, 0.7) == chosen_policy("threshold", 0.7) == chosen_policy(Threshold(0.7), None)
+    for wrong, message in (
+        (("factor", 0.5), "policy 'factor' and threshold 0.5 exclude each other"),
+        ((Threshold(), 0.5), "policy threshold and threshold 0.5 exclude each other"),
+        ((Threshold, None), "is no policy: expected text such as 'threshold'"),
+        ((3, None), "is no policy"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            chosen_policy(*wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", EVERY_SETTING)
-def test_a_text_does_not_depend_on_its_batch(tiny_model: Transformer, text: str) -> None:
-    policy = parse_policy(text)
-    together = decode(tiny_model, policy, PROMPTS, 3)
-    assert together == [decode(tiny_model, policy, [prompt], 1)[0] for prompt in PROMPTS]
-    stops = tiny_model.config.stop_ids
-    assert all(len(ids) == 21 or ids[-1] in stops for ids in together)
+@dataclass
+class Watched:
+    """A policy whose every choice is held against the contract."""
+
+    name: ClassVar[str] = "watched"
+
+    policy: Policy
+    choices: int = 0
+
+    def choose(self, candidates: Candidates, view: StepView) -> Choice:
+        choice = self.policy.choose(candidates, view)
+        assert choice.rows, "a step makes progress"
+        assert is_subset(choice.rows, view.candidates), "only masked rows of the sub-block are revealed"
+        assert candidates.rows == row_list(view.candidates)
+        assert choice.steps >= 1
+        self.choices += 1
+        return choice
+
+
+@pytest.mark.parametrize("text", LIMITS)
+def test_every_choice_keeps_the_contract_in_any_batch(tiny_model: Transformer, text: str) -> None:
+    decoding = resolve_decoding(tiny_model.config, sub_block_size=4, stop_ids=())
+
+    def decode(prompts: list[tuple[int, ...]], batch_size: int) -> list[list[int]]:
+        policy = Watched(parse_policy(text))
+        engine = Engine(tiny_model, decoder=Denoise(policy), decoding=decoding, batch_size=batch_size, checked=True)
+        found = sorted(engine.generate(prompts, max_new_tokens=21), key=lambda each: each.index)
+        assert policy.choices > len(prompts)
+        return [each.ids for each in found]
+
+    together = decode(PROMPTS, 3)
+    assert [len(ids) for ids in together] == [21] * 3
+    assert together == [decode([prompt], 1)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(("at_most", "expected"), [(1, [1] * 4), (3, [3, 1]), (4, [4])])
+def test_a_paced_block_takes_so_many_steps(tiny_model: Transformer, at_most: int, expected: list[int]) -> None:
+    decoding = resolve_decoding(tiny_model.config, sub_block_size=4, stop_ids=())
+    engine = Engine(tiny_model, decoder=Denoise(Threshold(0.0, at_most)), decoding=decoding)
+    (completion,) = engine.generate([tuple(range(5, 9))], max_new_tokens=4)
+    assert [step.revealed for step in completion.steps if step.kind in DENOISING] == expected

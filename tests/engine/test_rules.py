@@ -1,389 +1,269 @@
-"""The truths about reuse, proved for every rule of the registry that they apply to."""
+"""The exact positions that each rule leaves to run, for every field at two values, on views written by hand.
 
-from collections import Counter
-from copy import deepcopy
+A new rule adds its lines to `WINDOWS` or, if it acts on single layers, a table of its own. Blocks have eight positions,
+sub-blocks four, models three layers. Unless a line says otherwise, a position predicts the token after it, and the step
+is the block's fourth and its sub-block's second.
+"""
+
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from stepsaver.engine import registry
-from stepsaver.engine.batch import StepEvent
-from stepsaver.engine.decoders.denoise import Denoise
-from stepsaver.engine.decoding_settings import resolve_decoding
-from stepsaver.engine.engine import Completion, Engine
+from stepsaver.engine.base_plan import base_plan
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.models.load import random_model
-from stepsaver.engine.models.transformer import Layer, Transformer
-from stepsaver.engine.policies.forced import Forced
-from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rows import Rows
+from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.rows import describe, row_list
 from stepsaver.engine.rules.layer_groups import layer_group
-from stepsaver.engine.rules.layer_reuse import LayerReuse
-from stepsaver.engine.rules.rule import Rule, parse_rule
-from stepsaver.engine.state import BlockState
-from stepsaver.engine.trace import Trace
-from tests.conftest import GOLDEN, sharpened, tiny_config
-from tests.engine.golden_cases import read_golden
+from stepsaver.engine.rules.rule import parse_rule, plan_commit, plan_rest, plan_step
+from stepsaver.engine.view import StepView
 from tests.engine.rule_cases import ACTING, NEUTRAL, combined_rule_sets, names_in_the_registry, rule_sets
+from tests.engine.test_reuse import engine_of
+from tests.engine.views import at, seen
 
-ACTING_SETS = rule_sets(ACTING) + combined_rule_sets()
-PROMPTS = [(5, 6, 7), tuple(range(10, 26)), (9,), tuple(range(20, 31))]
+FIRST = {"masked": "4-7", "in_sub_block": 0}  # a sub-block's first step: the base plan runs the whole block, reads 3-6
+LATER = {"masked": "6-7", "in_sub_block": 2}  # it runs the sub-block, reads 5-6
+OWN = {"masked": "4-7", "in_sub_block": 1, "predicts": "self"}  # every step but the first runs the sub-block, reads 4-7
+REVEALED = {0: "0", 1: "1-2", 2: "3"}  # by step; the next one is step 3
+DRIFT = {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.5, 4: 0.2, 7: 0.3}  # -1 elsewhere: never measured, or its token changed
+
+# the rules, the view, and the kind and positions of the plan; hidden ones behind a stroke
+WINDOWS: list[tuple[str, dict[str, Any], str]] = [
+    ("previous_row", FIRST, "sub 3-7"),
+    ("previous_row", FIRST | {"changed": "0,3"}, "sub 0,3-7"),  # a changed row's keys would be those of a mask
+    ("previous_row", FIRST | {"step": 0}, "full 0-7"),
+    ("previous_row", LATER, "sub 4-7"),  # the base plan's own
+    ("previous_row", LATER | {"block_cache": False}, "sub 3-7"),
+    ("previous_row:refresh=sub-block", FIRST, "full 0-7"),
+    ("previous_row:refresh=sub-block", FIRST | {"in_sub_block": 1}, "sub 3-7"),
+    ("previous_row:refresh=drift", FIRST | {"drift_since_full": 0.49}, "sub 3-7"),
+    ("previous_row:refresh=drift", FIRST | {"drift_since_full": 0.5}, "full 0-7"),
+    ("previous_row:refresh=drift,limit=2", FIRST | {"drift_since_full": 1.9}, "sub 3-7"),
+    ("previous_row:refresh=drift,limit=2", FIRST | {"drift_since_full": 2.0}, "full 0-7"),
+    ("previous_row:refresh=block,limit=0", FIRST | {"drift_since_full": 1.0}, "sub 3-7"),
+    ("near_rows", {"masked": "2-7", "sub_block": 2}, "full 0-3 | 4-7"),
+    ("near_rows", {"masked": "2-7", "sub_block": 2, "step": 0}, "full 0-3 | 4-7"),
+    ("near_rows:ahead=1", {"masked": "2-7", "sub_block": 2}, "full 0-4 | 5-7"),
+    ("near_rows:ahead=3", {"masked": "3-7", "sub_block": 2}, "sub 2-3 | 7"),
+    ("near_rows:ahead=5", {"masked": "2-7", "sub_block": 2}, "full 0-7"),
+    ("near_rows", FIRST, "full 0-7"),  # the last sub-block
+    # trim: what is read runs, then what changed, then what settles
+    ("trim:settle=0", FIRST, "sub 3-6"),
+    ("trim:settle=0", FIRST | {"changed": "0"}, "sub 0,3-6"),
+    ("trim:settle=0", FIRST | {"revealed": REVEALED}, "sub 3-6"),
+    ("trim:settle=0", FIRST | {"revealed": {1: "1", 2: "2"}}, "sub 2-6"),
+    ("trim", FIRST | {"revealed": REVEALED}, "sub 1-6"),
+    ("trim:settle=2", FIRST | {"revealed": REVEALED}, "sub 0-6"),
+    ("trim:settle=2", FIRST | {"revealed": REVEALED, "step": 4}, "sub 1-6"),
+    ("trim:settle=0", FIRST | {"step": 0}, "full 0-7"),
+    ("trim:settle=0", LATER, "sub 5-6"),
+    ("trim:settle=0", OWN | {"masked": "5,7"}, "sub 5,7"),
+    ("trim:level=structural,settle=0", FIRST, "sub 3-7"),
+    ("trim:level=structural,settle=0", {"masked": "1,3-7"}, "sub 0-3"),  # masked rows behind the window stay out of it
+    ("trim:level=structural,settle=0", {"masked": "0,5-7", "in_sub_block": 0}, "sub 0,5-7"),
+    # of drift: the first masked row, masked ones at most 2 from a change, the overdue, and those that drifted most
+    ("trim:level=drift,settle=0,budget=0", FIRST, "sub 3-6"),
+    ("trim:level=drift,settle=0,budget=0", OWN | {"masked": "5,7"}, "sub 5,7"),
+    ("trim:level=drift,settle=0,budget=0", FIRST | {"masked": "3-7", "changed": "2"}, "sub 2-4"),
+    ("trim:level=drift,settle=0,budget=0", FIRST | {"masked": "3,5-7", "changed": "4"}, "sub 2-6"),
+    ("trim:level=drift,settle=0,budget=0", FIRST | {"masked": "3,6-7", "changed": "1"}, "sub 1-3"),
+    ("trim:level=drift,settle=0,budget=0", FIRST | {"masked": "1,3,7", "changed": "6"}, "sub 0-2,6-7"),
+    ("trim:level=drift,settle=0,budget=1", FIRST | {"drift": DRIFT}, "sub 1,3-6"),
+    ("trim:level=drift,settle=0,budget=2", FIRST | {"drift": DRIFT}, "sub 1-6"),
+    ("trim:level=drift,settle=0,budget=3", FIRST | {"drift": DRIFT}, "sub 1-7"),
+    ("trim:level=drift,settle=0", FIRST | {"drift": DRIFT}, "full 0-7"),  # a budget of 4
+    ("trim:level=drift,settle=0,budget=1", {"masked": "7", "drift": DRIFT | {5: 0.2}}, "sub 4,6-7"),  # the first equal
+    (
+        "trim:level=drift,settle=0,budget=1",
+        {"masked": "7", "drift": DRIFT | {5: 0.2}, "confidence": {4: 0.9, 5: 0.8}},
+        "sub 5-7",
+    ),
+    (
+        "trim:level=drift,settle=0,budget=1",
+        {"masked": "7", "drift": DRIFT | {5: 0.2}, "confidence": {4: 0.9}},
+        "sub 5-7",
+    ),
+    ("trim:level=drift,settle=0,budget=0", FIRST | {"step": 6, "last_run": {0: 1, 1: 2, 2: 0}}, "sub 0,2-6"),
+    ("trim:level=drift,settle=0,budget=0,age=6", FIRST | {"step": 6, "last_run": {0: -1, 1: 0}}, "sub 0,3-6"),
+    ("trim:level=random,settle=0,budget=0", FIRST, "sub 3-6"),
+    ("trim:level=random,settle=0,budget=1", FIRST, "sub 1,3-6"),  # by their hash: 1, 0, 2, 7; in the next step 7 first
+    ("trim:level=random,settle=0,budget=2", FIRST, "sub 0-1,3-6"),
+    ("trim:level=random,settle=0,budget=1", FIRST | {"step": 4}, "sub 3-7"),
+    ("trim:level=random,settle=0,budget=9", FIRST, "full 0-7"),
+    ("layer_reuse:k=2,mode=output", LATER | {"confidence": {6: 0.1, 7: 0.1}}, "reused none"),
+    ("layer_reuse:k=3,mode=output", LATER | {"confidence": {6: 0.1, 7: 0.1}}, "sub 4-7"),  # step 3
+    ("layer_reuse:k=3,mode=output", LATER | {"confidence": {6: 0.1, 7: 0.1}, "step": 4}, "reused none"),
+    ("layer_reuse:k=2,mode=output", LATER | {"confidence": {6: 0.1}}, "sub 4-7"),  # nothing was proposed for 7
+    ("layer_reuse:k=2,mode=output", FIRST | {"confidence": dict.fromkeys(range(8), 0.1)}, "full 0-7"),
+    ("layer_reuse:k=1,mode=output", LATER | {"confidence": {6: 0.1, 7: 0.1}}, "sub 4-7"),
+    ("light_commit", FIRST, "full 0-7"),  # steps are whole
+    ("previous_row + trim:settle=0", FIRST | {"changed": "0"}, "sub 0,3-6"),
+    ("near_rows + previous_row", {"masked": "2-7", "sub_block": 2}, "sub 1-3 | 4-7"),
+    (
+        "previous_row + trim + layer_reuse:k=2,mode=output",
+        FIRST | {"confidence": dict.fromkeys(range(8), 0.1)},
+        "reused none",
+    ),
+]
+
+# the rule, which positions were revealed at which step, which changed; the commit's positions, after three steps
+COMMITS: list[tuple[str, dict[int, str], str, str]] = [
+    ("light_commit:settle=0", REVEALED, "", "3,7"),  # the last row is read
+    ("light_commit:settle=0", REVEALED, "0,5", "0,3,5,7"),
+    ("light_commit", REVEALED, "", "1-3,7"),
+    ("light_commit:settle=2", REVEALED, "", "0-3,7"),
+    ("light_commit:settle=all", REVEALED, "", "0-7"),
+    ("trim", REVEALED, "", "0-7"),
+    ("near_rows", REVEALED, "", "0-7"),
+    ("previous_row", REVEALED, "", "0-7"),
+    ("layer_reuse:k=2", REVEALED, "", "0-7"),
+    ("adaptive_layers:probe=1", REVEALED, "", "0-7"),
+]
+
+WHOLE = ("0-7", "0-7", "0-7")
+LAST = ("3-6", "0-7", "3-6")  # after the last layer's keys and values, only what is read goes on
+# the rule, the view, and per layer the positions of attention, of keys and values and of the MLP that run; positions 3
+# and 6 changed
+LAYERS: list[tuple[str, dict[str, Any], list[tuple[str, str, str]]]] = [
+    ("layer_reuse:k=1,layers=all", {}, [WHOLE, WHOLE, LAST]),
+    ("layer_reuse:k=2,layers=0", {}, [("3,6", "0-7", "3,6"), WHOLE, LAST]),
+    ("layer_reuse:k=2,layers=0-1", {}, [("3,6", "0-7", "3,6"), ("3,6", "0-7", "3,6"), LAST]),
+    ("layer_reuse:k=2,layers=last", {}, [WHOLE, WHOLE, ("3,6", "0-7", "3,6")]),
+    ("layer_reuse:k=2,layers=all,kv=freeze", {}, [("3,6",) * 3] * 3),
+    ("layer_reuse:k=2,layers=0,mode=mlp", {}, [("0-7", "0-7", "3,6"), WHOLE, LAST]),
+    ("layer_reuse:k=2,layers=0", {"ages": {0: 1, 1: 1, 2: 2}}, [("0-3,6", "0-7", "0-3,6"), WHOLE, LAST]),
+    ("layer_reuse:k=3,layers=0", {"ages": {0: 1, 1: 1, 2: 2}}, [("2-3,6", "0-7", "2-3,6"), WHOLE, LAST]),
+    ("layer_reuse:k=3,layers=0,mode=mlp", {"ages": {0: 1, 1: 2}}, [("0-7", "0-7", "1,3,6"), WHOLE, LAST]),
+    (
+        "layer_reuse:k=2,layers=0-1",
+        {"stale": {0: "3,6", 1: "1-3,6"}},
+        [("3,6", "0-7", "3,6"), ("1-3,6", "0-7", "1-3,6"), LAST],
+    ),
+]
 
 
-def commits_are_whole(rules: tuple[Rule, ...]) -> bool:
-    return all(type(rule).narrow_commit is Rule.narrow_commit for rule in rules)
+def rules_of(texts: str) -> tuple:
+    return tuple(parse_rule(text) for text in texts.split(" + "))
 
 
-def named(rules: tuple[Rule, ...]) -> str:
-    return "+".join(map(registry.describe, rules)) or "none"
+def shown(plan: StepPlan) -> str:
+    hidden = f" | {describe(plan.hidden)}" if plan.hidden else ""
+    return f"{plan.kind} {describe(plan.window)}{hidden}"
 
 
-def engine_of(model: Transformer, rules: tuple[Rule, ...] = (), **options: Any) -> Engine:
-    policy = options.pop("policy", Threshold(options.pop("threshold", 0.5)))
-    batch_size = options.pop("batch_size", 1)
-    decoding = resolve_decoding(model.config, **({"sub_block_size": 4, "stop_ids": ()} | options))
-    return Engine(model, decoder=Denoise(policy, rules), batch_size=batch_size, decoding=decoding, checked=True)
+@pytest.mark.parametrize(("rules", "view", "expected"), WINDOWS)
+def test_the_positions_that_a_rule_leaves_in_a_step(rules: str, view: dict[str, Any], expected: str) -> None:
+    given = seen(**view)
+    plan = plan_step(given, rules_of(rules))
+    assert shown(plan) == expected
+    if not plan.is_empty:
+        assert plan.reads == base_plan(given).reads
+        assert {rows for layer in plan.layers[:-1] for rows in layer} == {plan.window}
 
 
-def generate(engine: Engine, prompts: list = PROMPTS, limit: int = 28, **options: Any) -> list[Completion]:
-    return sorted(engine.generate(prompts, max_new_tokens=limit, **options), key=lambda each: each.index)
-
-
-def test_every_rule_of_the_registry_is_proved() -> None:
-    assert names_in_the_registry() == set(NEUTRAL) == set(ACTING)
-
-
-@pytest.mark.parametrize("rules", [(), *ACTING_SETS], ids=named)
-def test_steps_are_the_same_whether_they_are_checked_or_not(tiny_model: Transformer, rules: tuple[Rule, ...]) -> None:
-    """What is noted for single layers is for the checks and for deltas alone: plans follow from the set of rows."""
-    checked = engine_of(tiny_model, rules, batch_size=2, join="none")
-    free = Engine(tiny_model, decoder=Denoise(checked.policy, rules), batch_size=2, decoding=checked.decoding)
-    assert [(each.ids, each.steps) for each in generate(free)] == [(each.ids, each.steps) for each in generate(checked)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
-def test_a_model_of_one_layer_decodes_with_every_rule_that_does_not_refuse_it(
-    rules: tuple[Rule, ...], dtype: torch.dtype
+@pytest.mark.parametrize(("rule", "revealed", "changed", "expected"), COMMITS)
+def test_the_positions_that_a_rule_leaves_in_a_commit(
+    rule: str, revealed: dict[int, str], changed: str, expected: str
 ) -> None:
-    """Its only layer is the last one too, in which fewer rows go on."""
-    model = sharpened(random_model(tiny_config(layers=1), dtype=dtype, seed=5))
-    refused = [rule for rule in rules if rule.name == "adaptive_layers" or getattr(rule, "layers", "") == "thirds:2"]
-    if refused:
-        with pytest.raises(UsageError, match=r"no layer of 1 to skip|a model of 1 layer has no thirds"):
-            engine_of(model, rules, batch_size=2)
-        return
-    engine = engine_of(model, rules, batch_size=2)
-    assert [len(each.ids) for each in generate(engine)] == [28] * len(PROMPTS)
+    plan = plan_commit(seen("", revealed=revealed, changed=changed), rules_of(rule))
+    assert shown(plan) == f"commit {expected}"
+    assert row_list(plan.reads) == (7,)
 
 
-def test_a_changed_row_that_is_not_noted_is_found(tiny_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    reveal = BlockState.reveal
-
-    def forgetful(block: BlockState, rows: Rows, tokens: NDArray[np.int64]) -> None:
-        changed = block.changed
-        reveal(block, rows, tokens)
-        block.changed = changed
-
-    monkeypatch.setattr(BlockState, "reveal", forgetful)
-    with pytest.raises(AssertionError, match="is noted"):
-        generate(engine_of(tiny_model))
+def layers_shown(plan: StepPlan) -> list[tuple[str, ...]]:
+    return [tuple(map(describe, layer)) for layer in plan.layers]
 
 
-@pytest.mark.parametrize("rules", rule_sets(NEUTRAL), ids=named)
-def test_neutral_settings_are_bit_exact(tiny_model: Transformer, rules: tuple[Rule, ...]) -> None:
-    """Truth 1: the same tokens, confidences and work as without rules."""
-    seen: dict[bool, list] = {True: [], False: []}
-    for with_rules in (True, False):
-
-        def keep(event: StepEvent, into: list = seen[with_rules]) -> None:
-            into.append((event.plan.window, event.plan.layers, event.revealed, event.confidence.copy()))
-
-        # a rule that keeps deltas joins no forwards, and the same bits need the same forwards
-        engine = engine_of(tiny_model, rules if with_rules else (), batch_size=2, join="none")
-        seen[with_rules].append([each.ids for each in generate(engine, on_step=keep)])
-    assert seen[True][-1] == seen[False][-1]
-    assert len(seen[True]) == len(seen[False])
-    for ours, plain in zip(seen[True][:-1], seen[False][:-1], strict=True):
-        assert ours[:3] == plain[:3]
-        assert np.array_equal(ours[3], plain[3], equal_nan=True)
+@pytest.mark.parametrize(("rule", "view", "expected"), LAYERS)
+def test_the_positions_whose_deltas_a_layer_reuses(rule: str, view: dict[str, Any], expected: list) -> None:
+    given = FIRST | {"stale": dict.fromkeys(range(3), "3,6")} | view
+    assert layers_shown(plan_step(seen(**given), rules_of(rule))) == expected
 
 
-@pytest.mark.parametrize("k", [2, 3, 4])
-@pytest.mark.parametrize("threshold", [0.3, 0.9, 1.0])
-def test_output_mode_is_the_forced_policy_whatever_the_group(tiny_model: Transformer, k: int, threshold: float) -> None:
-    """Truth 2, first half."""
-    forced = generate(engine_of(tiny_model, policy=Forced(k, threshold)))
-    for group in ("first", "middle", "last", "0,2"):
-        rule = LayerReuse(k=k, layers=group, mode="output")
-        reused = generate(engine_of(tiny_model, (rule,), threshold=threshold))
-        assert [each.ids for each in reused] == [each.ids for each in forced]
-        assert any(step.kind == "reused" and step.rows == 0 for each in reused for step in each.steps)
+CALM = dict.fromkeys(range(8), 0.05) | {2: 0.1, 3: -1.0, 5: 0.29, 6: 0.31}
 
 
-def test_output_mode_equals_a_literal_evaluation(tiny_model: Transformer) -> None:
-    """Truth 2, second half: layers outside the group really run, layers inside return their cached outputs."""
-    for group in ("first", "last", "0,2", "1"):
-        for k in (2, 3):
-            rule = LayerReuse(k=k, layers=group, mode="output")
-            ids = generate(engine_of(tiny_model, (rule,)), [PROMPTS[0]], 24)[0].ids
-            assert ids == literal_output_reuse(tiny_model, PROMPTS[0], 24, layer_group(group, 3), k, threshold=0.5)
-
-
-@pytest.mark.parametrize("k", [2, 3, 5])
-@pytest.mark.parametrize("trim", ["structural", "changed"])
-def test_output_mode_computes_a_step_whose_rows_nobody_proposed_a_token_for(
-    tiny_model: Transformer, k: int, trim: str
-) -> None:
-    """With a window, the first step of a later sub-block is small too, and its rows may never have been read."""
-    rules = [f"trim:level={trim}", "near_rows", "light_commit", f"layer_reuse:k={k},mode=output"]
-    for window in ("previous_row:refresh=block", "previous_row:refresh=sub-block"):
-        parsed = tuple(parse_rule(rule) for rule in (window, *rules))
-        completions = generate(engine_of(tiny_model, parsed, threshold=0.5), limit=40)
-        assert [len(each.ids) for each in completions] == [40] * len(PROMPTS)
-        assert any(step.kind == "reused" for each in completions for step in each.steps)
-
-
-def literal_output_reuse(
-    model: Transformer, prompt: tuple[int, ...], limit: int, group: frozenset[int], k: int, *, threshold: float
-) -> list[int]:
-    """A plain decoder with the source's reuse: contiguous group or not, a layer of it returns what it last returned."""
-    block, sub = 8, 4
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + limit:
-        start = len(tokens) // block * block
-        if start == len(tokens):
-            logits, _ = _plain(model, tokens, None, frozenset())
-            tokens.append(_best(logits[-1])[0])
-            continue
-        rows = tokens[start:] + [1] * (block - len(tokens) + start)
-        masked = set(range(len(tokens) - start, block))
-        index, caches = 0, {}
-        while masked:
-            first = min(masked) // sub * sub
-            full = index == 0 or first in masked
-            reuse = not full and index % k != 0
-            context = tokens[:start]
-            window = range(block) if full else range(first, first + sub)
-            logits = _window_step(model, context, rows, window, caches, group if reuse else frozenset())
-            found = {row: _best(logits[row - 1]) for row in range(first, first + sub) if row in masked}
-            best = max(found, key=lambda row: found[row][1])
-            for row, (token, sure) in found.items():
-                if sure > threshold or row == best:
-                    rows[row] = token
-                    masked.discard(row)
-            index += 1
-        tokens = tokens[:start] + rows
-    return tokens[len(prompt) : len(prompt) + limit]
-
-
-def _best(logits: torch.Tensor) -> tuple[int, float]:
-    probabilities = logits.softmax(-1)
-    probabilities[1] = -1
-    return int(probabilities.argmax()), float(probabilities.max())
-
-
-def _attend(model: Transformer, layer: Layer, q, k, v, mask) -> torch.Tensor:
-    group = model.config.heads // model.config.kv_heads
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("qhe,khe->hqk", q, k) / model.config.head_dim**0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    return layer.attention.finish(torch.einsum("hqk,khe->qhe", scores.softmax(-1), v).flatten(-2))
-
-
-def _plain(model: Transformer, ids: list[int], cache, group) -> tuple[torch.Tensor, list]:
-    """A block-causal forward; returns logits and keys and values per layer."""
-    positions = torch.arange(len(ids)) // 8
-    mask = positions[:, None] >= positions[None]
-    rotation = model.rotations(len(ids)) if ids else None
-    h, kept = model.embedding(torch.tensor(ids, dtype=torch.long)), []
-    for layer in model.layers:
-        if not ids:
-            kept.append(None)
-            continue
-        q, k, v = layer.attention.project_rotated(h, rotation)
-        kept.append((k, v))
-        h = h + _attend(model, layer, q, k, v, mask)
-        h = h + layer.mlp(h)
-    return (model.logits(h) if ids else torch.empty(0)), kept
-
-
-def _window_step(model: Transformer, context, rows, window, caches: dict, reused: frozenset[int]) -> dict:
-    """One step over a window of the block. `caches`: keys, values and last outputs per row."""
-    start = len(context)
-    _, kept = _plain(model, context, None, frozenset())
-    table = model.rotations(start + 8)
-    index = torch.tensor([start + row for row in window])
-    rotation = table[index]
-    h = model.embedding(torch.tensor([rows[row] for row in window]))
-    for number, layer in enumerate(model.layers):
-        if number in reused:
-            h = torch.stack([caches["output", number, row] for row in window])
-            continue
-        q, k, v = layer.attention.project_rotated(h, rotation)
-        for place, row in enumerate(window):
-            caches["kv", number, row] = (k[place], v[place])
-        keys = torch.stack([caches["kv", number, row][0] for row in range(8)])
-        values = torch.stack([caches["kv", number, row][1] for row in range(8)])
-        if kept[number] is not None:
-            keys, values = torch.cat((kept[number][0], keys)), torch.cat((kept[number][1], values))
-        h = h + _attend(model, layer, q, keys, values, None)
-        h = h + layer.mlp(h)
-        for place, row in enumerate(window):
-            caches["output", number, row] = h[place]
-    return dict(zip(window, model.logits(h), strict=True))
-
-
-@pytest.mark.parametrize("number", range(len(read_golden(GOLDEN)["output_reuse_cases"])))
-def test_output_mode_equals_the_sources_last_version(golden_model: Transformer, number: int) -> None:
-    case = read_golden(GOLDEN)["output_reuse_cases"][number]
-    rule = LayerReuse(k=case["k"], layers="0-11", mode="output")
-    engine = engine_of(
-        golden_model,
-        (rule,),
-        threshold=case["threshold"],
-        sub_block_size=case["small_block_size"],
-        stop_ids=(case["stop_token"],),
-        block_cache=case["block_cache"],
-        batch_size=2,
-    )
-    for completion, prompt, output in zip(
-        generate(engine, case["prompts"], 96), case["prompts"], case["outputs"], strict=True
-    ):
-        expected = output[len(prompt) :]
-        if case["stop_token"] in expected:
-            expected = expected[: expected.index(case["stop_token"]) + 1]
-        shorter = min(len(expected), len(completion.ids))
-        assert shorter
-        assert completion.ids[:shorter] == expected[:shorter]
-
-
-@pytest.mark.parametrize("kv", ["refresh", "freeze"])
-def test_delta_reproduces_the_logits_if_nothing_changed(tiny_model: Transformer, kv: str) -> None:
-    """Truth 3: a policy that reveals nothing new cannot be had, so the second step is planned by hand."""
-    from stepsaver.engine.denoise import Denoising
-
-    from stepsaver.engine.batch import BatchContext, Turn, execute, view_of
-    from stepsaver.engine.packing import Step
-    from stepsaver.engine.rules.rule import plan_step
-    from stepsaver.engine.sampling import Sampling
-    from stepsaver.engine.state import Request, Sample, new_block
-
-    rule = LayerReuse(k=3, layers="all", mode="delta", kv=kv)  # type: ignore[arg-type]
-    engine = engine_of(tiny_model, (rule,))
-    moves = Denoising(Threshold())
-    batch = BatchContext(
-        tiny_model, engine._memory(1, 8), moves, engine.decoding, (rule,), Sampling(), slots=1, checked=True
-    )
-    block = new_block(0, (5, 6, 7, 8, 9), decoding=engine.decoding, layers=3)
-    sample = Sample(0, Request((5, 6, 7, 8, 9), 3, b""), 0, [], block)
-    outcomes = []
-    for _ in range(2):
-        view = view_of(batch, block)
-        step = Step(0, 0, block.tokens, 8, plan_step(view, (rule,)))
-        outcomes.append((step.plan, execute(batch, [Turn(sample, block, step, view)]).proposals[0]))
-        block.record_run(step.plan)
-        block.steps += 1
-    (first, computed), (second, reused) = outcomes
-    assert first.mlp_reused == 0
-    assert second.mlp_run == second.attention_run == 0
-    kept = sum(rows.keys_values.bit_count() for rows in second.layers[:-1])  # the last layer keeps no unread deltas
-    assert kept == (0 if kv == "freeze" else second.rows * 2)
-    assert np.array_equal(computed.tokens, reused.tokens)
-    assert np.allclose(computed.confidence, reused.confidence, atol=1e-12)
-
-
-@pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
-def test_rules_act_and_execute_what_they_plan(tiny_model: Transformer, rules: tuple[Rule, ...]) -> None:
-    """Truths 4, 7 and 8 (the engine is checked): rows are counted inside the parts and equal the records."""
-    counted: Counter[str] = Counter()
-    hooks = []
-    for layer in tiny_model.layers:
-        count_mlp = lambda module, rows, _: counted.update(mlp=rows[0].shape[0])  # noqa: E731
-        hooks.append(layer.mlp.register_forward_hook(count_mlp))
-    trace, plain = Trace(), Trace()
-    try:
-        completions = generate(engine_of(tiny_model, rules, threshold=1.0), trace=trace)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    assert counted["mlp"] == sum(entry.mlp_run for entry in trace.entries)
-    assert all(len(each.ids) == 28 for each in completions)
-    generate(engine_of(tiny_model, threshold=1.0), trace=plain)
-    assert sum(entry.mlp_run for entry in trace.entries) < sum(entry.mlp_run for entry in plain.entries)
-
-
-@pytest.mark.parametrize("rules", [each for each in ACTING_SETS if commits_are_whole(each)], ids=named)
-def test_context_after_each_block_is_that_of_a_clean_forward(
-    tiny_model: Transformer, rules: tuple[Rule, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Truth 5: compares the prefix cache at the end with a plain forward over the committed tokens."""
-    kept = []
-    original = Engine._memory
-
-    def keep(self: Engine, slots: int, positions: int):  # type: ignore[no-untyped-def]
-        kept.append(original(self, slots, positions))
-        return kept[-1]
-
-    monkeypatch.setattr(Engine, "_memory", keep)
-    completion = generate(engine_of(tiny_model, rules), [PROMPTS[1]], 29)[0]
-    committed = (len(PROMPTS[1]) + len(completion.ids)) // 8 * 8 - 8
-    tokens = (list(PROMPTS[1]) + completion.ids)[:committed]
-    _, clean = _plain(tiny_model, tokens, None, frozenset())
-    assert committed >= 32
-    for layer, (keys, values) in enumerate(clean):
-        stored = kept[0].cache.read(layer, slice(0, 1), committed)
-        assert torch.allclose(stored[0][0].transpose(0, 1), keys, atol=1e-5)
-        assert torch.allclose(stored[1][0].transpose(0, 1), values, atol=1e-5)
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    rules=st.sampled_from(ACTING_SETS),
-    order=st.permutations(range(4)),
-    batch_size=st.integers(1, 4),
-    limits=st.lists(st.integers(1, 24), min_size=4, max_size=4),
-    threshold=st.sampled_from([0.2, 0.6, 1.0]),
+@pytest.mark.parametrize(
+    ("rule", "view", "expected"),
+    [
+        ("probe=1", {}, [WHOLE, ("2-3,5-6", "0-7", "2-3,5-6"), ("3,5-6", "0-7", "3,5-6")]),
+        ("probe=2", {}, [WHOLE, WHOLE, ("3,5-6", "0-7", "3,5-6")]),
+        ("probe=1,threshold=0.3", {}, [WHOLE, ("3,6", "0-7", "3,6"), ("3,6", "0-7", "3,6")]),
+        ("probe=2,threshold=0.3", {"ages": {0: 2, 4: 3}}, [WHOLE, WHOLE, ("3-4,6", "0-7", "3-4,6")]),
+        ("probe=2,threshold=0.3,max_age=2", {"ages": {4: 1, 5: 2}}, [WHOLE, WHOLE, ("3,5-6", "0-7", "3,5-6")]),
+        ("probe=1,threshold=0.3", {"stale": {1: "0"}}, [WHOLE, ("0,3,6", "0-7", "0,3,6"), ("3,6", "0-7", "3,6")]),
+    ],
 )
-def test_batch_mates_do_not_matter(
-    tiny_model: Transformer, rules: tuple, order: list[int], batch_size: int, limits: list[int], threshold: float
-) -> None:
-    """Truth 6, in float64, with samples that finish and join."""
-    from stepsaver.engine.engine import Prompt
-
-    prompts = [Prompt(PROMPTS[place], max_new_tokens=limits[place]) for place in order]
-    together = generate(engine_of(tiny_model, rules, batch_size=batch_size, threshold=threshold), prompts)
-    for prompt, completion in zip(prompts, together, strict=True):
-        assert completion.ids == generate(engine_of(tiny_model, rules, threshold=threshold), [prompt])[0].ids
+def test_the_positions_that_adaptive_layers_leaves_after_its_probe(rule: str, view: dict, expected: list) -> None:
+    rules = rules_of(f"adaptive_layers:{rule}")
+    given = seen(**FIRST, drift=CALM, **view)
+    asking = plan_step(given, rules)
+    assert layers_shown(asking) == [WHOLE, WHOLE, LAST]
+    assert asking.ask_after == rules[0].probe - 1
+    assert layers_shown(plan_rest(asking, given, rules)) == expected
 
 
-@pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
-def test_single_precision_and_its_kernels_give_the_tokens_of_double(
-    tiny_model: Transformer, rules: tuple[Rule, ...]
-) -> None:
-    single = deepcopy(tiny_model).float().prepare()
-    prompts = list(PROMPTS)
-    expected = generate(engine_of(tiny_model, rules, batch_size=3), prompts, 30)
-    found = generate(engine_of(single, rules, batch_size=3), prompts, 30)
-    assert [each.ids for each in found] == [each.ids for each in expected]
+def test_adaptive_layers_asks_for_nothing_where_it_cannot_act() -> None:
+    assert plan_step(seen(**FIRST, drift=CALM, step=0), rules_of("adaptive_layers:probe=1")).ask_after is None
+    assert plan_step(seen(**FIRST, drift=CALM), rules_of("adaptive_layers:probe=1,threshold=0")).ask_after is None
 
 
-@pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_decode_ends_on_random_weights(rules: tuple[Rule, ...], seed: int) -> None:
-    """Truth 8: progress on a model that knows nothing, at threshold 1."""
-    model = sharpened(random_model(tiny_config(), dtype=torch.float64, seed=seed), factor=3.0)
-    assert len(generate(engine_of(model, rules, threshold=1.0), [(5, 6)], 40)[0].ids) == 40
+NOTHING: frozenset[int] = frozenset()
 
 
-@pytest.mark.parametrize("rules", ACTING_SETS, ids=named)
-def test_rules_survive_their_own_description(rules: tuple[Rule, ...]) -> None:
+@pytest.mark.parametrize(
+    ("rule", "deltas", "probed"),
+    [
+        ("layer_reuse:k=2,layers=0-1", {0, 1}, NOTHING),
+        ("layer_reuse:k=2,layers=last", {7, 8, 9, 10, 11}, NOTHING),
+        ("layer_reuse:k=1", NOTHING, NOTHING),
+        ("layer_reuse:k=2,mode=output", NOTHING, NOTHING),
+        ("adaptive_layers:probe=9", {9, 10, 11}, set(range(9))),
+        ("adaptive_layers:probe=9,threshold=0", NOTHING, NOTHING),
+        ("trim:level=drift", NOTHING, {3}),
+        ("trim", NOTHING, NOTHING),
+        ("previous_row:refresh=drift", NOTHING, {3}),
+        ("previous_row", NOTHING, NOTHING),
+        ("near_rows", NOTHING, NOTHING),
+        ("light_commit", NOTHING, NOTHING),
+    ],
+)
+def test_the_layers_whose_deltas_are_kept_or_watched(rule: str, deltas: set[int], probed: set[int]) -> None:
+    (made,) = rules_of(rule)
+    assert (made.delta_layers(12), made.probe_layers(12)) == (deltas, probed)
+
+
+class AddsWork:
+    """A fault: a rule that gives rows back."""
+
+    def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
+        return replace(base_plan(view), window=at("0-7"))
+
+    narrow_commit = narrow
+
+    def narrow_after_probe(self, plan: StepPlan, view: StepView, layer: int) -> StepPlan:
+        first, *rest = plan.layers
+        return replace(plan, layers=(first._replace(mlp=0), *rest))
+
+
+def test_a_rule_that_adds_work_or_changes_what_has_run_is_a_fault() -> None:
+    faulty: Any = (AddsWork(),)
+    with pytest.raises(AssertionError, match="added work"):
+        plan_step(seen(**LATER), faulty)
+    with pytest.raises(AssertionError, match="changed layers that have run"):
+        plan_rest(replace(base_plan(seen(**FIRST)), ask_after=0), seen(**FIRST), faulty)
+
+
+def test_every_rule_of_the_registry_is_here() -> None:
+    shown = " ".join([text for text, *_ in WINDOWS + COMMITS + LAYERS])
+    assert names_in_the_registry() == set(NEUTRAL) == set(ACTING)
+    assert all(name in shown for name in names_in_the_registry())
+
+
+@pytest.mark.parametrize("rules", rule_sets(NEUTRAL) + rule_sets(ACTING) + combined_rule_sets())
+def test_rules_survive_their_own_description(rules: tuple) -> None:
     assert tuple(parse_rule(registry.describe(rule)) for rule in rules) == rules
 
 
@@ -393,18 +273,24 @@ def test_rules_survive_their_own_description(rules: tuple[Rule, ...]) -> None:
         ("layer_reus:k=2", "nearest: layer_reuse"),
         ("layer_reuse:kk=2", "nearest: k"),
         ("layer_reuse:k=two", "whole number"),
-        ("layer_reuse:k=0", "not positive"),
+        ("layer_reuse:k=0", "k 0 is not positive"),
         ("layer_reuse:k=2,k=3", "twice"),
         ("layer_reuse:k=2,mode=delt", "nearest: delta"),
         ("layer_reuse:k=2,mode=mlp,kv=freeze", "belongs to mode=delta"),
+        ("layer_reuse:k=2,layers=3-1", "'3-1' is no range"),
         ("layer_reuse", "needs k"),
-        ("trim:budget=-1", "below 0"),
+        ("trim:budget=-1", "budget -1 is below 0"),
+        ("trim:settle=-1", "settle -1 is below 0"),
+        ("trim:age=0", "age 0 is below 1"),
         ("trim:level", "not field=value"),
         ("previous_row:refresh=never", "nearest"),
-        ("previous_row:limit=-1", "negative"),
-        ("adaptive_layers:probe=0", "not positive"),
-        ("near_rows:ahead=-1", "negative"),
-        ("light_commit:settle=-1", "negative"),
+        ("previous_row:limit=-1", "limit -1.0 is negative"),
+        ("previous_row:limit=nan", "limit nan is negative"),
+        ("adaptive_layers:probe=0", "probe 0 is not positive"),
+        ("adaptive_layers:threshold=nan", "threshold nan is negative"),
+        ("adaptive_layers:max_age=0", "max_age 0 is not positive"),
+        ("near_rows:ahead=-1", "ahead -1 is negative"),
+        ("light_commit:settle=-1", "settle -1 is negative"),
         ("light_commit:settle=some", "whole number"),
     ],
 )
@@ -417,29 +303,57 @@ def test_wrong_rules_get_one_line(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("rules", "options", "message"),
     [
-        (("layer_reuse:k=2,layers=2-3",), {}, "not within 0-2"),
-        (("layer_reuse:k=2,layers=lst",), {}, "allowed: first"),
-        (("adaptive_layers:probe=3",), {}, "leaves no layer"),
-        (("trim",), {"block_cache": False}, "needs the block cache"),
-        (("trim", "trim:level=drift"), {}, "given twice"),
-        (("near_rows:ahead=4",), {}, "leave none of the block's 8 out"),
-        (("near_rows",), {"sub_block_size": 8}, "leave none"),
+        ("layer_reuse:k=2,layers=2-3", {}, "not within 0-2"),
+        ("layer_reuse:k=2,layers=lst", {}, "allowed: first"),
+        ("adaptive_layers:probe=3", {}, "probe 3 leaves no layer of 3 to skip"),
+        ("trim", {"block_cache": False}, "rule trim needs the block cache"),
+        ("trim + trim:level=drift", {}, "rule trim is given twice"),
+        ("near_rows:ahead=4", {}, "leave none of the block's 8 out"),
+        ("near_rows", {"sub_block_size": 8}, "leave none"),
     ],
 )
-def test_impossible_combinations_get_one_line(tiny_model: Transformer, rules, options, message: str) -> None:
+def test_impossible_combinations_get_one_line(tiny_model: Transformer, rules: str, options, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        engine_of(tiny_model, tuple(map(parse_rule, rules)), **options)
+        engine_of(tiny_model, rules_of(rules), **options)
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("first", range(1, 13)), ("middle", range(8, 20)), ("last", range(16, 28))]
+    ("rules", "options"),
+    [
+        ("near_rows:ahead=3", {}),
+        ("adaptive_layers:probe=2", {}),
+        ("layer_reuse:k=2,layers=0-2", {}),
+        ("near_rows", {"block_cache": False}),
+        ("light_commit", {"block_cache": False}),
+    ],
 )
-def test_groups_are_the_sources(name: str, expected: range) -> None:
-    assert layer_group(name, 28) == frozenset(expected)
+def test_what_just_fits_is_taken(tiny_model: Transformer, rules: str, options: dict) -> None:
+    engine_of(tiny_model, rules_of(rules), **options)
 
 
-def test_thirds_are_equal_and_disjoint() -> None:
-    thirds = [layer_group(f"thirds:{place}", 28) for place in (1, 2, 3)]
-    assert [len(third) for third in thirds] == [9, 9, 9]
-    assert len(frozenset().union(*thirds)) == 27
-    assert layer_group("4-9,12", 28) == frozenset({4, 5, 6, 7, 8, 9, 12})
+@pytest.mark.parametrize(
+    ("name", "layers", "expected"),
+    [
+        ("first", 28, range(1, 13)),  # the source's groups
+        ("middle", 28, range(8, 20)),
+        ("last", 28, range(16, 28)),
+        ("first", 3, range(1, 2)),
+        ("middle", 3, range(1, 2)),
+        ("last", 3, range(2, 3)),
+        ("first", 1, range(1)),
+        ("thirds:1", 28, range(9)),
+        ("thirds:2", 28, range(9, 18)),
+        ("thirds:3", 28, range(18, 27)),
+        ("all", 5, range(5)),
+        ("4-6,2", 28, (2, 4, 5, 6)),
+        ("27", 28, (27,)),
+    ],
+)
+def test_groups_of_layers(name: str, layers: int, expected: range) -> None:
+    assert layer_group(name, layers) == frozenset(expected)
+
+
+def test_a_model_too_small_for_thirds_is_one_line() -> None:
+    for layers, named in ((1, "1 layer has"), (2, "2 layers has")):
+        with pytest.raises(UsageError, match=f"a model of {named} no thirds"):
+            layer_group("thirds:1", layers)

@@ -24,7 +24,7 @@ from stepsaver.engine.rules.rule import Rule
 from stepsaver.evaluation.open_model import open_model
 from tests.conftest import GOLDEN, sharpened, tiny_config
 from tests.engine.golden_cases import decode_case, read_golden
-from tests.engine.test_rules import ACTING_SETS, PROMPTS, engine_of, generate, named
+from tests.engine.test_reuse import ACTING_SETS, PROMPTS, engine_of, generate, named
 
 served = pytest.mark.skipif(halves_problem() is not None, reason=f"no weights in 16 bits here: {halves_problem()}")
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
