@@ -25,6 +25,7 @@ MOVED = {
     "calibrate": "python -m benchmarks.calibrate, in a clone of the repository",
     "docs": "python tools/docs.py, in a clone of the repository",
     "foresee": "it is gone; `stepsaver run` prints what was measured, and what operations alone promise",
+    **{kind: f"stepsaver list {kind}" for kind in ("rules", "policies", "tasks", "models")},
     "speed": "python -m benchmarks.speed, in a clone of the repository",
     "train": "python -m training, in a clone of the repository",
 }

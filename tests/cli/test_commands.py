@@ -1,6 +1,7 @@
 """The command line as a user meets it: real processes, real files, exit codes, one-line complaints."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepsaver.cli import MOVED, main
+from stepsaver.commands.list import KINDS
 from tests.conftest import GOLDEN
 from tests.engine.golden_cases import read_golden
 
@@ -177,23 +179,30 @@ def test_logits_that_are_not_finite_are_an_error_and_never_a_text(
     assert "not finite: sample 0, block at position 0, step 0 (full)" in captured.err
 
 
-@pytest.mark.parametrize("command", ["rules", "policies", "models", "tasks"])
-def test_lists_print_tables_and_documents(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command]) == 0
-    assert capsys.readouterr().out.count("\n") > 2
-    assert main([command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_fit_a_terminal_and_have_documents(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", kind, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert len(document) > 2
+    assert main(["list", kind]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    heads = [re.split(r"\W", line)[0] for line in lines if not line.startswith(" ")]
+    assert heads == list(document)
+    assert main(["list", kind, "--wide"]) == 0
+    wide = capsys.readouterr().out.splitlines()
+    assert [re.split(r"\W", line)[0] for line in wide if not line.startswith(" ")] == heads
 
 
 def test_a_list_says_which_fields_have_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policies"]) == 0
+    assert main(["list", "policies"]) == 0
     heads = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
     assert {"threshold(threshold=0.9, at_most=none)", "quota(steps, threshold=none)"} <= set(heads)
 
 
 def test_help_is_quick_and_names_every_command() -> None:
     done = stepsaver("--help")
-    for command in ("generate", "score", "rules", "policies", "models", "tasks", "doctor"):
+    for command in ("demo", "doctor", "generate", "list", "new", "report", "run", "score", "status", "tune"):
         assert command in done.stdout
 
 

@@ -92,6 +92,6 @@ def test_libraries_remarks_stay_out_of_the_terminal(
 
     for handler in logging.root.handlers[:]:  # pytest's own: with them nothing reaches the last resort
         logging.root.removeHandler(handler)
-    monkeypatch.setattr("stepsaver.commands.rules.run", remark)
-    assert main(["rules"]) == 0
+    monkeypatch.setattr("stepsaver.commands.list.run", remark)
+    assert main(["list", "rules"]) == 0
     assert capsys.readouterr().err == "note: our own\n"

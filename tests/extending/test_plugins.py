@@ -84,10 +84,10 @@ def test_all_four_kinds_are_found(install: Install, capsys: pytest.CaptureFixtur
     assert found is not None
     assert found.source == "somewhere/tasks"
     for command, name in (("policies", "first_row"), ("models", "MineForCausalLM"), ("tasks", "my_task")):
-        assert main([command]) == 0
+        assert main(["list", command]) == 0
         assert name in capsys.readouterr().out
-    assert main(["rules"]) == 0
-    assert "nothing_left_out(times=1)\n  for: to be found" in capsys.readouterr().out
+    assert main(["list", "rules"]) == 0
+    assert "nothing_left_out(times=1)\n    to be found" in capsys.readouterr().out
 
 
 def test_a_wrong_name_is_answered_with_plugins_too(install: Install) -> None:
@@ -135,7 +135,7 @@ def test_a_plugin_that_is_wrong_is_one_line(
     with pytest.raises(stepsaver.UsageError, match=message) as raised:
         parse_rule(use)
     assert "\n" not in str(raised.value)
-    assert main(["rules"]) == 2
+    assert main(["list", "rules"]) == 2
     if use != "trim":
         parse_rule("trim")  # it harms nobody who does not use it
 

@@ -25,6 +25,7 @@ LEFT_OUT = ("help", "export")  # one ends all, the other measures a checkpoint f
 CALLS: dict[str, list[list[str]]] = {
     "generate": [GENERATE, WITH_MODEL[2], ["generate", "--model", "model", "--ids", "--prompts", "ids.jsonl"]],
     "score": [SCORE],
+    "list": [["list", "rules"], ["list", "models"]],
     "run": [[*RUN, "--dry-run"], RUN],
     "status": [["status"], ["status", "tiny", "--limit", "2"]],
     "verdict": [["verdict", "tiny", "--limit", "2"]],

@@ -64,7 +64,7 @@ What is known, and what it rests on.
 
 | Metric | Description |
 |---|---|
-| Accuracy | the declared metric of each task (`stepsaver tasks`) |
+| Accuracy | the declared metric of each task (`stepsaver list tasks`) |
 | Throughput | tokens per second, paired with the baseline chunk by chunk |
 
 ### Baseline

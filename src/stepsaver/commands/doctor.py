@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-from stepsaver.commands._registry_table import add_json_argument
 from stepsaver.extras import missing_part
 
 HELP = "whether this machine is ready, and a checkpoint on it"
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="M", help="also load, decode, compare and time a checkpoint")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)")
-    add_json_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:
