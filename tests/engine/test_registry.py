@@ -35,3 +35,7 @@ def test_a_word_may_come_before_the_number(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_fits_none_of_them_is_one_line(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=message):
         parse(text, monkeypatch)
+
+
+def test_a_registry_has_its_own_classes_and_none_that_its_modules_import() -> None:
+    assert registry.found_in("stepsaver.engine.decoders").keys() == {"autoregressive", "block", "speculative"}

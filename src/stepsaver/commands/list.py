@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from stepsaver.engine.defaults import DECODE
+
 HELP = "the rules, policies, decoders, tasks or models that there are"
 COLUMNS, INDENT = 80, "    "
 
@@ -57,7 +59,7 @@ def _registered(kind: str) -> Iterator[tuple[str, Entry]]:
     from stepsaver.engine import registry
 
     for name, made in registry.all_of(f"stepsaver.engine.{kind}").items():
-        fields = dataclasses.fields(made)
+        fields = () if name == DECODE else dataclasses.fields(made)  # its policy and rules are options of their own
         about = inspect.getdoc(made) or ""
         purpose = getattr(made, "purpose", None) or about.partition("\n\n")[0].replace("\n", " ")
         defaults = {each.name: None if each.default is dataclasses.MISSING else each.default for each in fields}
@@ -96,6 +98,7 @@ def _models() -> Iterator[tuple[str, Entry]]:
 KINDS: dict[str, Callable[[], Iterator[tuple[str, Entry]]]] = {
     "rules": _rules,
     "policies": lambda: _registered("policies"),
+    "decoders": lambda: _registered("decoders"),
     "tasks": _tasks,
     "models": _models,
 }

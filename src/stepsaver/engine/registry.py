@@ -24,7 +24,9 @@ def found_in(package_name: str) -> dict[str, type]:
     found: dict[str, type] = {}
     for module in sorted(each.name for each in iter_modules(package.__path__)):
         for value in vars(import_module(f"{package_name}.{module}")).values():
-            if dataclasses.is_dataclass(value) and isinstance(value, type) and "name" in vars(value):
+            if not isinstance(value, type) or value.__module__ != f"{package_name}.{module}":
+                continue  # a class of another package may be imported there
+            if dataclasses.is_dataclass(value) and "name" in vars(value):
                 known = found.setdefault(vars(value)["name"], value)
                 assert known is value, f"two classes named {vars(value)['name']}"
     return found
