@@ -109,8 +109,10 @@ def test_sub_blocks_behind_the_limit_are_not_run(tiny_model: Transformer) -> Non
 def test_a_sample_ends_when_its_text_is_known_and_without_a_commit(tiny_model: Transformer) -> None:
     free = generate(engine_of(tiny_model, stop_ids=()), [(5, 6, 7)], 40)[0]
     stop = free.ids[2]
-    ended = generate(engine_of(tiny_model, stop_ids=(stop,)), [(5, 6, 7)], 40)[0]
+    trace = Trace()
+    ended = generate(engine_of(tiny_model, stop_ids=(stop,)), [(5, 6, 7)], 40, trace=trace)[0]
     assert ended.finish == "stop"
+    assert trace.tokens_generated == len(ended.ids) < 40
     assert ended.ids == free.ids[: free.ids.index(stop) + 1]
     assert "commit" not in [step.kind for step in ended.steps]
     assert len(ended.steps) < len(free.steps)

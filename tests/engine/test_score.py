@@ -187,12 +187,37 @@ def test_score_stop_appends_the_stop_token(tiny_model: Transformer) -> None:
     assert with_stop.loglikelihood == scored(engine, [((5, 6), (7, 8, 2))])[0].loglikelihood
 
 
+@pytest.mark.parametrize("estimator", ["trajectory", "reference", "autoregressive"])
+@pytest.mark.parametrize("best_at", range(3))
+def test_of_several_continuations_only_the_most_likely_is_greedy(
+    tiny_model: Transformer, estimator: str, best_at: int
+) -> None:
+    engine, context = engine_of(tiny_model, batch_size=2), tuple(range(5, 16))
+    everything = scored(engine, [(context, (token,)) for token in range(3, 61)], estimator=estimator)
+    best = max(everything, key=lambda each: each.loglikelihood).index + 3
+    assert [each.index + 3 for each in everything if each.is_greedy] == [best]
+    tokens = [token for token in (7, 8) if token != best][:2]
+    tokens.insert(best_at, best)
+    found = scored(engine, [(context, (token,)) for token in tokens], estimator=estimator)
+    assert [each.is_greedy for each in found] == [token == best for token in tokens]
+
+
+@pytest.mark.parametrize(("context", "score_stop"), [(503, False), (502, True)])
+def test_a_request_that_just_fits_is_scored_and_one_token_more_is_not(
+    tiny_model: Transformer, context: int, score_stop: bool
+) -> None:
+    """Of 512 positions, nine are the continuation's."""
+    engine = engine_of(tiny_model)
+    assert len(scored(engine, [((5,) * context, (6,) * 9)], score_stop=score_stop, estimator="autoregressive")) == 1
+    with pytest.raises(UsageError, match=f"context: {context + 1} tokens and .* exceed the model's 512 positions"):
+        engine.score([ScoreRequest((5,) * (context + 1), (6,) * 9)], score_stop=score_stop)
+
+
 @pytest.mark.parametrize(
     ("request_ids", "message"),
     [
         (((5, 99), (6,)), "context: id 99"),
         (((5,), (6, 61)), "continuation: id 61"),
-        (((5,) * 510, (6,) * 9), "positions"),
     ],
 )
 def test_wrong_requests_are_refused(tiny_model: Transformer, request_ids, message: str) -> None:

@@ -1,6 +1,7 @@
 """Speculative decoding: the text of autoregressive decoding, whatever is drafted and with whom."""
 
 import json
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -9,8 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.decoders.chosen import chosen_decoder, parse_decoder
-from stepsaver.engine.decoders.speculative import Speculative, best_span
+from stepsaver.engine.decoders.speculative import Draft, Speculative, best_span
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
 from stepsaver.engine.errors import UsageError
@@ -250,11 +252,57 @@ def test_no_row_runs_whose_prediction_nobody_needs(ahead: Literal["always", "nev
 
 
 @pytest.mark.parametrize(
-    ("acceptance", "forward_rows", "least", "most"),
-    [(0.99, 100.0, 20, 32), (0.5, 1.0, 1, 3), (0.9, 16.0, 6, 20), (0.0, 5.0, 1, 1)],
+    ("acceptance", "forward_rows", "most", "span"),
+    [(0.9, 16, 32, 12), (0.9, 3, 32, 5), (0.8, 40, 32, 10), (0.5, 1, 32, 1), (0.0, 5, 32, 1), (0.99, 16, 8, 8)],
 )
-def test_spans_follow_acceptance_and_cost(acceptance: float, forward_rows: float, least: int, most: int) -> None:
-    assert least <= best_span(acceptance, forward_rows, 32) <= most
+def test_the_span_that_gives_most_tokens_for_the_cost(
+    acceptance: float, forward_rows: float, most: int, span: int
+) -> None:
+    assert best_span(acceptance, forward_rows, most) == span
+    tokens_per_row = [
+        (1 - acceptance ** (each + 1)) / (1 - acceptance) / (2 * forward_rows + 2 * each + 1)
+        for each in range(1, most + 1)
+    ]
+    assert tokens_per_row[span - 1] == max(tokens_per_row)
+
+
+def test_acceptance_starts_high_and_follows_the_rounds(tiny_model: Transformer) -> None:
+    assert [Draft(agreed=right, refused=wrong).acceptance for right, wrong in ((0, 0), (9, 0), (0, 10), (9, 2))] == [
+        9 / 10,
+        18 / 19,
+        9 / 20,
+        18 / 21,
+    ]
+    rounds: list[tuple[int, bool, int, int]] = []  # tokens confirmed, whether all were, and what is counted after it
+
+    def watch(event: StepEvent) -> None:
+        if event.plan.kind == "verify":
+            draft = event.sample.draft  # type: ignore[attr-defined]
+            right = event.revealed.bit_count() - 1  # and the token that the causal rows predict next
+            rounds.append((right, right == event.plan.rows - 1, draft.agreed, draft.refused))
+
+    texts(engine_of(tiny_model, Speculative(span=3, ahead="never")), [(5, 6, 7)], 30, on_step=watch)
+    right, are_whole, agreed, refused = zip(*rounds, strict=True)
+    assert list(agreed) == list(accumulate(right))
+    assert list(refused) == list(accumulate(not whole for whole in are_whole))
+    assert 0 < refused[-1] < len(rounds)
+
+
+@pytest.mark.parametrize(
+    ("span", "forward_rows", "carries"),
+    [(8, 0.0, False), (8, 100.0, True), (2, 0.0, True), (16, 2.0, False), (16, 60.0, True)],
+)
+def test_the_next_draft_runs_ahead_where_a_saved_forward_is_worth_more_than_wasted_rows(
+    span: int, forward_rows: float, carries: bool
+) -> None:
+    """At first nine of ten drafted tokens are expected to be right: of eight all with 0.43, of two with 0.81."""
+    model = sharpened(random_model(tiny_config(block_size=32), dtype=torch.float64, seed=5))
+    decoding = resolve_decoding(model.config, stop_ids=())
+    engine = Engine(model, decoder=Speculative(span=span), decoding=decoding, forward_rows=forward_rows)
+    trace = Trace()
+    list(engine.generate([(5, 6, 7)], max_new_tokens=29, trace=trace))
+    first = next(record for record in trace.records if "verify" in [entry.kind for entry in record.entries])
+    assert [entry.kind for entry in first.entries] == ["verify", "draft"][: 1 + carries]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from stepsaver.evaluation.tokenizer import TextTokenizer
 BLOCK = 8
 
 
-def _ends(tokenizer: TextTokenizer, strings: list[str], text: str) -> tuple[int, str]:
+def _ends(tokenizer: TextTokenizer, strings: list[str], text: str, block: int = BLOCK) -> tuple[int, str]:
     """After how many tokens a block-wise decoder stops, and the text that is left."""
-    stops = StopStrings(tokenizer, strings, block_size=BLOCK)
+    stops = StopStrings(tokenizer, strings, block_size=block)
     ids = tokenizer.encode(text)
-    for end in range(BLOCK, len(ids) + BLOCK, BLOCK):
+    for end in range(block, len(ids) + block, block):
         if stops.are_reached(ids[:end]):
             return min(end, len(ids)), stops.text(ids[:end])
     return len(ids), stops.text(ids)
@@ -41,13 +41,15 @@ def test_the_text_ends_before_the_first_stop_string(
     assert _ends(byte_tokenizer, strings, text) == (tokens, kept)
 
 
-def test_a_stop_string_far_behind_is_found_in_time(byte_tokenizer: TextTokenizer) -> None:
+@pytest.mark.parametrize("block", [1, 8, 32])
+def test_a_stop_string_far_behind_is_found_in_the_block_that_completes_it(
+    byte_tokenizer: TextTokenizer, block: int
+) -> None:
     """The search looks at the end of the text only, and misses nothing, wherever the blocks fall."""
-    for lead in range(3 * BLOCK):
-        text = "x" * lead + "stop here" + "y" * 40
-        tokens, kept = _ends(byte_tokenizer, ["stop here"], text)
-        assert kept == "x" * lead
-        assert tokens < lead + len("stop here") + BLOCK
+    for lead in range(3 * block):
+        text = "x" * lead + "stop here" + "y" * 3 * block
+        completed = lead + len("stop here")
+        assert _ends(byte_tokenizer, ["stop here"], text, block) == (-(-completed // block) * block, "x" * lead)
 
 
 def test_a_stop_string_interrupted_by_a_special_token_still_cuts(byte_tokenizer: TextTokenizer) -> None:
