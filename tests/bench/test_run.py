@@ -26,7 +26,7 @@ from stepsaver.bench.stored_costs import ROW_COSTS, read_row_costs
 from stepsaver.cli import main
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.policies.policy import parse_policy
+from stepsaver.engine.policies.threshold import Threshold
 from tests.bench.conftest import EXPERIMENT
 from tests.bench.tampering import claim, edit_json, edit_lines
 
@@ -468,7 +468,7 @@ def test_rules_that_never_reach_the_engine_are_caught(
 
     def without_rules(session: Session, experiment: Experiment, config: ConfigSpec) -> Engine:
         engine = whole_engine(session, experiment, config)
-        engine.rules = ()
+        engine.decoder = replace(engine.decoder, rules=())
         return engine
 
     monkeypatch.setattr(Session, "engine", without_rules)
@@ -478,7 +478,14 @@ def test_rules_that_never_reach_the_engine_are_caught(
 def test_a_threshold_that_never_reaches_the_engine_is_caught(
     experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(session_module, "parse_policy", lambda text: parse_policy("threshold:threshold=0.5"))
+    whole_engine = Session.engine
+
+    def with_another_threshold(session: Session, experiment: Experiment, config: ConfigSpec) -> Engine:
+        engine = whole_engine(session, experiment, config)
+        engine.decoder = replace(engine.decoder, policy=Threshold(0.5))
+        return engine
+
+    monkeypatch.setattr(Session, "engine", with_another_threshold)
     assert "did not run with the declared policy" in run_trimmed_again(experiment, capsys)
 
 
