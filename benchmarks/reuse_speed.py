@@ -91,8 +91,8 @@ def main() -> None:
     options = parser.parse_args()
     # numbers of float16, as in a checkpoint: kept in 16 bits where the machine can
     model = random_model(SHAPES["135M"], dtype=torch.float32, stored=torch.float16)
-    apart = resolve_decoding(model.config, stop_ids=(), join="none")
-    joined = replace(apart, join="all")
+    apart = resolve_decoding(model.config, stop_ids=(), join="off")
+    joined = replace(apart, join="on")
     costs = measure_row_costs(model)
     chosen = {
         name: tuple(map(parse_rule, rules))

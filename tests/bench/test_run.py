@@ -354,7 +354,7 @@ def test_configs_that_join_other_forwards_need_not_be_as_fast(
 
     plant_slow_twin(experiment)
     assert told()
-    edit_json(cell(experiment, "same") / "run.json", lambda c: c["identity"]["decoding"].update(join="commit"))
+    edit_json(cell(experiment, "same") / "run.json", lambda c: c["identity"]["decoding"].update(join="on"))
     assert not told()
 
 

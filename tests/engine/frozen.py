@@ -39,7 +39,6 @@ NEW_REFUSALS = {  # what a refusal said, or a part of it, and what it says now
 }
 PROMPTS_OF = {"next": "tiny", "self": "tiny"}
 PARTS = ("attention_run", "keys_values_run", "mlp_run", "head_rows", "recomputed_context")
-JOINS = {"on": "all", "off": "none", "auto": "auto"}
 
 
 @cache
@@ -62,7 +61,7 @@ def built(case: Case, batch_size: int) -> Engine:
         stop_ids=tuple(case["stop_ids"]) if "stop_ids" in case else None,
         prefix_cache=case.get("prefix_cache", True),
         block_cache=case.get("block_cache", True),
-        join=JOINS[case.get("join", "auto")],  # type: ignore[arg-type]
+        join=case.get("join", "auto"),  # type: ignore[arg-type]
     )
     options = {"policy": case.get("policy"), "rules": [_in_words_of_today(rule) for rule in case.get("rules", ())]}
     if text == "autoregressive":  # as it was decoded then: in blocks of one, whatever the policy

@@ -41,7 +41,7 @@ def completions(
     run = {name: options.pop(name) for name in ("sampling", "trace", "finished") if name in options}
     if decoder is None:
         options |= {"block_size": 1, "sub_block_size": 1}
-    decoding = resolve_decoding(model.config, **({"stop_ids": (), "join": "none"} | options))
+    decoding = resolve_decoding(model.config, **({"stop_ids": (), "join": "off"} | options))
     engine = Engine(model, decoder=decoder, batch_size=batch_size, decoding=decoding, checked=True)
     return sorted(engine.generate(prompts, max_new_tokens=limit, **run), key=lambda each: each.index)
 
@@ -69,7 +69,7 @@ def test_golden_checkpoints_write_the_text_of_blocks_of_one(folder, sampling: Sa
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 20)), min_size=1, max_size=4),
     batch_size=st.integers(1, 4),
     stop=st.sampled_from([(), (7,), (3, 40)]),
-    join=st.sampled_from(["none", "all"]),
+    join=st.sampled_from(["off", "on"]),
     prefix_cache=st.booleans(),
     sampling=st.sampled_from([Sampling(), Sampling(1.0, seed=4)]),
     seed=st.integers(0, 3),
@@ -104,7 +104,7 @@ def test_a_forward_makes_a_token_whatever_the_blocks(model: Transformer, block_s
 
 def test_a_joined_prefill_saves_a_forward_where_a_position_predicts_itself(model: Transformer) -> None:
     forwards = []
-    for join in ("none", "all"):
+    for join in ("off", "on"):
         trace = Trace()
         completions(model, [(5, 6, 7)], 12, Autoregressive(), join=join, trace=trace)
         forwards.append(trace.forwards)

@@ -217,7 +217,7 @@ def test_a_sample_whose_context_is_done_does_not_wait_for_the_others(
 ) -> None:
     monkeypatch.setattr("stepsaver.engine.prefill.PREFILL_ROWS", 3 * BLOCK)
     prompts = [tuple(range(3, 3 + length)) for length in (20, 45)]
-    engine, trace = engine_of(tiny_model, batch_size=2, stop_ids=(), join="prefill"), Trace()
+    engine, trace = engine_of(tiny_model, batch_size=2, stop_ids=(), join="auto"), Trace()
     list(engine.generate(prompts, max_new_tokens=12, trace=trace))
     last = [record for record in trace.records if any(entry.kind == "prefill" for entry in record.entries)][-1]
     assert {entry.sample for entry in last.entries if entry.kind != "prefill"} == {0, 1}

@@ -7,11 +7,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepsaver.engine.batch import resolve_joins
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoders.speculative import Speculative
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
-from stepsaver.engine.joins import JOINS, resolve_joins
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import parse_policy
@@ -58,7 +58,7 @@ def decoded(engine: Engine, prompts: list, trace: Trace | None = None) -> list[C
 @given(
     kind=st.sampled_from(["next", "self"]),
     rules=st.sampled_from(RULES),
-    join=st.sampled_from([each for each in JOINS if each != "none"]),
+    join=st.sampled_from(["auto", "on"]),
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), min_size=1, max_size=4),
     threshold=st.sampled_from([0.3, 0.7, 1.0]),
     stop=st.sampled_from([(), (7, 40)]),
@@ -74,7 +74,7 @@ def test_joined_forwards_write_the_same_text(models, kind, rules, join, lengths,
     ]
     options = {"threshold": threshold, "stop_ids": stop, "batch_size": batch_size}
     plain, joined = Trace(), Trace()
-    expected = decoded(engine_of(models[kind], "none", rules, **options), prompts, plain)
+    expected = decoded(engine_of(models[kind], "off", rules, **options), prompts, plain)
     found = decoded(engine_of(models[kind], join, rules, **options), prompts, joined)
     assert [(each.ids, each.finish) for each in found] == [(each.ids, each.finish) for each in expected]
     assert plain.guesses_right == plain.guesses_wrong == 0
@@ -90,7 +90,7 @@ def test_joined_forwards_write_the_same_text(models, kind, rules, join, lengths,
 
 def test_a_prefill_carries_the_first_step(models) -> None:
     trace = Trace()
-    (completion,) = decoded(engine_of(models["next"], "prefill"), [Prompt(tuple(range(5, 18)), None, 10)], trace)
+    (completion,) = decoded(engine_of(models["next"], "auto"), [Prompt(tuple(range(5, 18)), None, 10)], trace)
     assert [entry.kind for entry in trace.records[0].entries] == ["prefill", "full"]
     assert 0 < trace.prefill_seconds < trace.records[0].seconds
     assert [step.kind for step in completion.steps[:2]] == ["prefill", "full"]
@@ -99,13 +99,13 @@ def test_a_prefill_carries_the_first_step(models) -> None:
 def test_a_new_sample_is_prefilled_beside_the_steps_of_the_others(models) -> None:
     prompts = [Prompt(tuple(range(5, 5 + length)), None, limit) for length, limit in ((13, 40), (9, 4), (18, 10))]
     trace, plain = Trace(), Trace()
-    found = decoded(engine_of(models["next"], "prefill", batch_size=2), prompts, trace)
+    found = decoded(engine_of(models["next"], "auto", batch_size=2), prompts, trace)
     shared = next(each for each in trace.records[1:] if any(entry.kind == "prefill" for entry in each.entries))
     assert [(entry.sample, entry.kind) for entry in shared.entries[:2]] == [(2, "prefill"), (2, "full")]
     assert {entry.sample for entry in shared.entries} == {0, 2}
     assert 0 < trace.prefill_seconds < trace.decode_seconds
     assert trace.slots_filled == 1.0
-    apart = decoded(engine_of(models["next"], "none", batch_size=2), prompts, plain)
+    apart = decoded(engine_of(models["next"], "off", batch_size=2), prompts, plain)
     assert [each.ids for each in apart] == [each.ids for each in found]
     assert trace.forwards < plain.forwards
     assert not any({"prefill", "sub"} <= {entry.kind for entry in record.entries} for record in plain.records)
@@ -113,27 +113,27 @@ def test_a_new_sample_is_prefilled_beside_the_steps_of_the_others(models) -> Non
 
 def test_a_context_that_opens_the_block_cannot_be_joined(models) -> None:
     trace = Trace()
-    decoded(engine_of(models["next"], "prefill"), [Prompt(tuple(range(5, 21)), None, 10)], trace)
+    decoded(engine_of(models["next"], "auto"), [Prompt(tuple(range(5, 21)), None, 10)], trace)
     assert [entry.kind for entry in trace.records[0].entries] == ["prefill"]
-    decoded(engine_of(models["self"], "prefill"), [Prompt(tuple(range(5, 21)), None, 10)], trace := Trace())
+    decoded(engine_of(models["self"], "auto"), [Prompt(tuple(range(5, 21)), None, 10)], trace := Trace())
     assert [entry.kind for entry in trace.records[0].entries] == ["prefill", "full"]
 
 
 def test_commits_are_joined_and_guesses_counted(models) -> None:
     trace, plain = Trace(), Trace()
     prompts = [Prompt((5, 6, 7), None, 45)]
-    decoded(engine_of(models["next"], "commit"), prompts, trace)
-    decoded(engine_of(models["next"], "none"), prompts, plain)
+    decoded(engine_of(models["next"], "on"), prompts, trace)
+    decoded(engine_of(models["next"], "off"), prompts, plain)
     assert trace.guesses_right + trace.guesses_wrong >= 4
     assert trace.forwards == plain.forwards - trace.guesses_right
     # a model whose rows predict themselves has nothing to guess
-    decoded(engine_of(models["self"], "commit"), prompts, trace := Trace())
+    decoded(engine_of(models["self"], "on"), prompts, trace := Trace())
     assert trace.guesses_wrong == 0 < trace.guesses_right
 
 
 def test_a_wrong_guess_repeats_the_step(models, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [Prompt((5, 6, 7), None, 45)]
-    expected = decoded(engine_of(models["next"], "none"), prompts)
+    expected = decoded(engine_of(models["next"], "off"), prompts)
     original = BlockState.note
 
     def wrong(self: BlockState, rows, proposed) -> None:
@@ -143,7 +143,7 @@ def test_a_wrong_guess_repeats_the_step(models, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(BlockState, "note", wrong)
     trace = Trace()
-    found = decoded(engine_of(models["next"], "commit"), prompts, trace)
+    found = decoded(engine_of(models["next"], "on"), prompts, trace)
     assert found[0].ids == expected[0].ids
     assert trace.guesses_right == 0 < trace.guesses_wrong
     assert len(found[0].steps) == len(expected[0].steps) + trace.guesses_wrong
@@ -156,8 +156,8 @@ def test_scores_are_the_same_and_never_guessed_wrong(models, kind: str) -> None:
         for length, count in ((3, 1), (11, 14), (8, 9), (16, 20))
     ]
     trace = Trace()
-    joined = sorted(engine_of(models[kind], "all", batch_size=2).score(requests, trace=trace), key=lambda s: s.index)
-    plain = sorted(engine_of(models[kind], "none").score(requests), key=lambda s: s.index)
+    joined = sorted(engine_of(models[kind], "on", batch_size=2).score(requests, trace=trace), key=lambda s: s.index)
+    plain = sorted(engine_of(models[kind], "off").score(requests), key=lambda s: s.index)
     for one, other in zip(joined, plain, strict=True):
         assert one.loglikelihood == pytest.approx(other.loglikelihood, abs=1e-9)
         assert one.is_greedy == other.is_greedy
@@ -167,21 +167,21 @@ def test_scores_are_the_same_and_never_guessed_wrong(models, kind: str) -> None:
 def test_drafts_begin_beside_the_prefill(models) -> None:
     prompts = [Prompt(tuple(range(5, 18)), None, 20)]
     found = {}
-    for join in ("none", "all"):
+    for join in ("off", "on"):
         trace = Trace()
         decoding = resolve_decoding(models["next"].config, stop_ids=(), join=join)  # type: ignore[arg-type]
         engine = Engine(models["next"], decoder=Speculative(), decoding=decoding, checked=True)
         found[join] = (decoded(engine, prompts, trace)[0].ids, trace.forwards)
-    assert found["all"][0] == found["none"][0]
-    assert found["all"][1] == found["none"][1] - 1
+    assert found["on"][0] == found["off"][0]
+    assert found["on"][1] == found["off"][1] - 1
 
 
 def test_policies_with_steps_of_their_own_join_too(models) -> None:
     for text in ("forced:k=3", "fixed:rows=3", "quota:steps=3"):
         options = {"policy": parse_policy(text)}
         prompts = [Prompt(tuple(range(5, 18)), None, 30)]
-        joined = decoded(engine_of(models["next"], "all", **options), prompts)
-        assert joined[0].ids == decoded(engine_of(models["next"], "none", **options), prompts)[0].ids
+        joined = decoded(engine_of(models["next"], "on", **options), prompts)
+        assert joined[0].ids == decoded(engine_of(models["next"], "off", **options), prompts)[0].ids
 
 
 @pytest.mark.parametrize(

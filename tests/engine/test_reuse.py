@@ -73,7 +73,7 @@ def test_steps_are_the_same_checked_or_not_in_batches_and_in_single_precision(
     tiny_model: Transformer, counted: Counter[str], rules: tuple[Rule, ...]
 ) -> None:
     """What is noted for single layers is for the checks and for deltas alone: plans follow from the set of rows."""
-    trace, checked = Trace(), engine_of(tiny_model, rules, join="none")
+    trace, checked = Trace(), engine_of(tiny_model, rules, join="off")
     expected = generate(checked, trace=trace)
     assert counted["mlp"] == sum(entry.mlp_run for entry in trace.entries)
     single = deepcopy(tiny_model).float().prepare()
@@ -121,7 +121,7 @@ def test_neutral_settings_are_bit_exact(tiny_model: Transformer, rules: tuple[Ru
             into.append((event.plan.window, event.plan.layers, event.revealed, event.confidence.copy()))
 
         # a rule that keeps deltas joins no forwards, and the same bits need the same forwards
-        engine = engine_of(tiny_model, rules if with_rules else (), batch_size=2, join="none")
+        engine = engine_of(tiny_model, rules if with_rules else (), batch_size=2, join="off")
         seen[with_rules].append([each.ids for each in generate(engine, on_step=keep)])
     assert seen[True][-1] == seen[False][-1]
     assert len(seen[True]) == len(seen[False])

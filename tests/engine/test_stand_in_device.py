@@ -13,8 +13,8 @@ from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
+from stepsaver.engine.defaults import ESTIMATORS
 from stepsaver.engine.engine import Engine
-from stepsaver.engine.estimators import ESTIMATORS
 from stepsaver.engine.policies.policy import Policy, parse_policy
 from stepsaver.engine.rules.rule import Rule, parse_rule
 from stepsaver.engine.sampling import Sampling
@@ -93,7 +93,7 @@ def test_rules_wait_for_the_device_once_per_forward(rules: tuple[Rule, ...], dty
         assert asked == 0
 
 
-@pytest.mark.parametrize("join", ["none", "all"])
+@pytest.mark.parametrize("join", ["off", "on"])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_joined_forwards_and_missing_caches_wait_once(join: str, prefix_cache: bool) -> None:
     device, trace = decoded(join=join, prefix_cache=prefix_cache)
@@ -151,7 +151,7 @@ def test_heads_with_norms_stay_on_the_device(changes: dict[str, Any]) -> None:
 
 def launches_per_layer(rules: tuple[Rule, ...] = (), **options: Any) -> tuple[Counter[str], float]:
     """What one more layer launches in a forward that runs all its rows in all layers: two depths, the same steps."""
-    (few, trace), (many, other) = (decoded(rules, layers=layers, join="none", **options) for layers in (3, 7))
+    (few, trace), (many, other) = (decoded(rules, layers=layers, join="off", **options) for layers in (3, 7))
     assert trace.forwards == other.forwards
     more = many.launches - few.launches
     return Counter({name: count // (4 * trace.forwards) for name, count in more.items()}), more.total() / (
@@ -169,7 +169,7 @@ def test_launches_of_a_layer_do_not_grow_unnoticed() -> None:
 @pytest.mark.parametrize("rules", [(), ("previous_row:refresh=block", "trim:level=changed"), ("near_rows",)], ids=str)
 def test_index_tensors_are_built_once_where_layers_run_the_same_rows(rules: tuple[str, ...]) -> None:
     uploads = {
-        layers: decoded(tuple(map(parse_rule, rules)), layers=layers, batch_size=1, prompts=PROMPTS[:1], join="none")
+        layers: decoded(tuple(map(parse_rule, rules)), layers=layers, batch_size=1, prompts=PROMPTS[:1], join="off")
         for layers in (3, 6)
     }
     (few, trace), (many, _) = uploads[3], uploads[6]

@@ -31,7 +31,7 @@ def recipe_for(model: str, **changes: Any) -> Recipe:
         "rules": ("previous_row:refresh=block", "trim:level=changed"),
         "policy": "threshold:threshold=0.8",
         "sub_block_size": 4,
-        "join": "prefill",
+        "join": "on",
         "batch_size": 2,
         "made_for": made_for,
         "measured": MEASURED,
@@ -110,7 +110,7 @@ def test_generate_decodes_by_the_recipe(model: str, tmp_path: Path, capsys: pyte
     assert engine["policy"].startswith("threshold:threshold=0.8")
     assert [each.partition(":")[0] for each in engine["rules"]] == ["previous_row", "trim"]
     assert engine["decoding"]["sub_block_size"] == 4
-    assert engine["decoding"]["join"] == "prefill"
+    assert engine["decoding"]["join"] == "on"
     assert "recipe" not in found.err
     assert main([*prompt, "--recipe", str(path), "--batch-size", "3"]) == 0
     assert "measured with batch size 2 (here 3)" in capsys.readouterr().err
@@ -166,7 +166,7 @@ def test_the_python_interface_takes_a_recipe(model: str, tmp_path: Path, caplog:
     prompts = [[5, 6, 7], [9, 10]]
     ours = list(loaded.generate(prompts, recipe=path, max_new_tokens=8, ids=True))
     rules = ["previous_row:refresh=block", "trim:level=changed"]
-    same = stepsaver.load(model, sub_block_size=4, join="prefill")
+    same = stepsaver.load(model, sub_block_size=4, join="auto")
     assert ours == list(same.generate(prompts, rules=rules, threshold=0.8, batch_size=2, max_new_tokens=8, ids=True))
     assert not caplog.messages
     list(loaded.generate(prompts, recipe=path, batch_size=1, max_new_tokens=8, ids=True))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stepsaver.bench.checksums import SUM, seal_document
 from stepsaver.bench.experiment import ConfigSpec, ExperimentSpec
-from stepsaver.engine.joins import JOINS
+from stepsaver.engine.defaults import JOINS
 from tests.fuzz.damage import as_json, spoiled, values
 from tests.fuzz.files import damaged, documents
 from tests.fuzz.words import registry_texts

@@ -23,7 +23,7 @@ DECLARED = [*registry.found_in(RULES).values(), *registry.found_in(POLICIES).val
 @pytest.fixture
 def space() -> DeclaredSpace:
     config = tiny_config(block_size=32, layers=4)
-    return DeclaredSpace(resolve_decoding(config, sub_block_size=8, join="none"), config.layers, ("1", "0-2"))
+    return DeclaredSpace(resolve_decoding(config, sub_block_size=8, join="off"), config.layers, ("1", "0-2"))
 
 
 @pytest.mark.parametrize("made", DECLARED, ids=lambda made: str(made.name))
@@ -52,7 +52,7 @@ def test_every_value_that_is_tried_alone_is_allowed(made: type) -> None:
 def test_the_cheapest_of_each_kind_come_first_and_cover_what_costs_more(space: DeclaredSpace) -> None:
     names = space.singles()
     assert len(names) == len(set(names))
-    assert {"threshold-0.5", "previous_row", "near_rows", "light_commit-settle0", "sub-16", "join-all"} <= {
+    assert {"threshold-0.5", "previous_row", "near_rows", "light_commit-settle0", "sub-16", "join-on"} <= {
         name.replace("threshold-threshold", "threshold-") for name in names
     }
     near = [name for name in names if name.startswith("near_rows")]
@@ -82,7 +82,7 @@ def test_combinations_have_one_of_a_kind_and_nothing_that_excludes_itself(space:
         assert len(kinds) == len(set(kinds))
         assert space.is_possible(candidate)
         if isinstance(candidate.decoder, Speculative):  # all else would change nothing and look like another candidate
-            assert [each.value for each in candidate.settings if each.kind != "decode"] == ["prefill"]
+            assert [each.value for each in candidate.settings if each.kind != "decode"] == ["on"]
         turns = [rule.name for rule in candidate.rules if rule.name in ("previous_row", "trim", "near_rows")]
         assert turns == sorted(turns, key=("previous_row", "trim", "near_rows").index)
 
@@ -94,7 +94,7 @@ def test_every_kind_of_policy_is_in_some_combination(space: DeclaredSpace) -> No
     known = {name: Observed(64, 0.0, 0.0, (up,), up) for name, up in ups.items()}
     combined = space.combinations(known, Goal(0.03, 0.95, 5000), 24)
     assert {space.family(name) for name in combined} == {"", *(space.family(name) for name in names)}
-    assert any("join-prefill" in name and "speculative" in name for name in combined)
+    assert any("join-on" in name and "speculative" in name for name in combined)
 
 
 def test_a_task_that_is_scored_has_no_drafts_in_committed_blocks(space: DeclaredSpace) -> None:
@@ -134,10 +134,10 @@ def test_what_is_no_rule_or_lacks_a_value_is_not_tried(space: DeclaredSpace, mon
 
 def test_the_luck_of_one_change_makes_up_for_no_loss_of_another(space: DeclaredSpace) -> None:
     space.singles()
-    seen = {"near_rows": (12.0, 0.0, 1.5), "join-all": (0.0, 12.0, 1.29), "sub-16": (6.0, 6.0, 1.3)}
+    seen = {"near_rows": (12.0, 0.0, 1.5), "join-on": (0.0, 12.0, 1.29), "sub-16": (6.0, 6.0, 1.3)}
     known = {name: Observed(320, lost, won, (up,), up) for name, (lost, won, up) in seen.items()}
     combined = space.combinations(known, Goal(0.03, 0.95, 5000), 40)
-    assert combined.index("near_rows+sub-16") < combined.index("join-all+near_rows")
+    assert combined.index("near_rows+sub-16") < combined.index("join-on+near_rows")
 
 
 def test_what_slows_down_is_in_no_combination(space: DeclaredSpace) -> None:

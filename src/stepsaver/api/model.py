@@ -11,11 +11,9 @@ from stepsaver.api.arguments import check_arguments
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Weights
+from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Estimator, Join, Weights
 from stepsaver.engine.engine import Completion, Engine, Settled
 from stepsaver.engine.errors import UsageError, shown
-from stepsaver.engine.estimators import Estimator
-from stepsaver.engine.joins import Join
 from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.prompt import Prompt, check_prompt
 from stepsaver.engine.rules.rule import Rule

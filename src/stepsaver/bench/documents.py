@@ -48,7 +48,7 @@ class DecodingIdentity(Stored):
     prefix_cache: bool
     block_cache: bool
     predicts: Predicts = "next"  # runs from before there were others do not say
-    join: str = "none"
+    join: str = "off"
 
 
 class Identity(Stored):

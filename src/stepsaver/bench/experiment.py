@@ -12,13 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.defaults import BATCH_SIZE, DECODE, NEW_TOKENS, WEIGHTS, Weights
+from stepsaver.engine.defaults import BATCH_SIZE, DECODE, NEW_TOKENS, WEIGHTS, Estimator, Weights
 from stepsaver.engine.errors import UsageError, shown, unknown_name
-from stepsaver.engine.estimators import Estimator
-from stepsaver.engine.joins import Join
 from stepsaver.engine.models.config import MOST_BLOCK_ROWS
 from stepsaver.engine.policies.policy import DEFAULT_POLICY, policy_text
 from stepsaver.engine.rules.rule import Rule, parse_rule
+from stepsaver.evaluation.recipe import JoinInYaml
 
 CONDITION = re.compile(r"([<>])\s*(-?\d+(?:\.\d+)?)(\s+measured)?")
 
@@ -98,7 +97,7 @@ class ConfigSpec(WithPolicy):
     prefix_cache: bool | None = None
     block_cache: bool | None = None
     sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
-    join: Join | None = None
+    join: JoinInYaml | None = None
     baseline: str | None = None
     success: Success | None = None
 
@@ -129,7 +128,7 @@ class Grid(Strict):
     prefix_cache: str | bool | None = None
     block_cache: str | bool | None = None
     sub_block_size: str | int | None = None
-    join: str | None = None
+    join: str | bool | None = None
 
     def configs(self) -> list[ConfigSpec]:
         count = prod(map(len, self.grid.values()))
@@ -179,7 +178,7 @@ class DecodingSpec(WithPolicy):
     mask_id: int | None = Field(default=None, ge=0)
     prefix_cache: bool = DecodingSettings.prefix_cache
     block_cache: bool = DecodingSettings.block_cache
-    join: Join = "none"  # so that no timing decides what a run does
+    join: JoinInYaml = "off"  # so that no timing decides what a run does
     max_new_tokens: int = Field(default=NEW_TOKENS, ge=1, le=MOST_COUNT)  # where a task sets no limit
 
 

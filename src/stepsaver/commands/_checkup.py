@@ -103,7 +103,7 @@ def _decoded(
     opened: OpenModel, model: Transformer, prompts: Sequence[tuple[int, ...]], rules: tuple[Rule, ...], trace: Trace
 ) -> list[list[int]]:
     """Decodes one prompt at a time, as latency is felt, in an engine that checks that nothing stale is read."""
-    decoding = replace(opened.decoding, join="none")  # so that each kind of step is timed by itself
+    decoding = replace(opened.decoding, join="off")  # so that each kind of step is timed by itself
     engine = Engine(model, decoder=Denoise(Threshold(), rules), batch_size=1, decoding=decoding, checked=True)
     finished = engine.generate(prompts, max_new_tokens=NEW_TOKENS, trace=trace)
     return [each.ids for each in sorted(finished, key=lambda each: each.index)]
@@ -194,7 +194,7 @@ def _timings(opened: OpenModel, model: Transformer) -> Iterable[Finding]:
 
 def _timed(opened: OpenModel, model: Transformer, rules: tuple[Rule, ...]) -> Trace:
     """Returns the trace of a decode with a known number of steps, after one that warms up."""
-    decoding = replace(opened.decoding, stop_ids=(), join="none")
+    decoding = replace(opened.decoding, stop_ids=(), join="off")
     engine = Engine(model, decoder=Denoise(Fixed(ROWS_PER_STEP), rules), batch_size=1, decoding=decoding)
     prompts = random_prompts(model, [2 * decoding.block_size], [2 * decoding.block_size])
     decode_once(engine, prompts, Trace())

@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepsaver.engine.defaults import BATCH_SIZE, DECODE, THRESHOLD, WEIGHTS
+from stepsaver.engine.defaults import BATCH_SIZE, DECODE, JOINS, THRESHOLD, WEIGHTS
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.joins import JOINS
 
 if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
     from stepsaver.engine.engine import Engine

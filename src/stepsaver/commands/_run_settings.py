@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepsaver.commands._model_options import say_differences
+from stepsaver.engine.defaults import ESTIMATORS
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.estimators import ESTIMATORS
 
 if TYPE_CHECKING:
     from stepsaver.bench.experiment import Experiment

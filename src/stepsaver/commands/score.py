@@ -16,8 +16,8 @@ from stepsaver.commands._model_options import (
     throughput,
 )
 from stepsaver.commands._progress import progress
+from stepsaver.engine.defaults import ESTIMATORS
 from stepsaver.engine.errors import unknown_name
-from stepsaver.engine.estimators import ESTIMATORS
 
 if TYPE_CHECKING:
     from stepsaver.engine.score import ScoreRequest

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from stepsaver.engine.defaults import JOINS, Join
 from stepsaver.engine.errors import UsageError, shown, unknown_name
-from stepsaver.engine.joins import JOINS, Join
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import MOST_BLOCK_ROWS, ModelConfig
 from stepsaver.engine.prediction import PREDICTIONS, Prediction, Predicts
@@ -19,7 +19,7 @@ class DecodingSettings:
     prefix_cache: bool = True
     block_cache: bool = True
     predicts: Predicts = "next"
-    join: Join = "none"  # which steps share a forward; does not change the tokens
+    join: Join = "off"  # which steps share a forward; does not change the tokens
 
     @property
     def prediction(self) -> Prediction:

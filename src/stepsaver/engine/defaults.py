@@ -1,6 +1,6 @@
-"""Defaults for what a user leaves open, on the command line, in `experiment.yaml` and in lm-eval's arguments.
+"""What a user may choose from, and what holds if nothing is chosen.
 
-Only `typing` is imported here, so that `--help` can quote them without waiting for torch.
+Only `typing` is imported here, so that `--help` can quote all of it without waiting for torch.
 """
 
 from typing import Literal, get_args
@@ -9,6 +9,15 @@ from typing import Literal, get_args
 # float16: all in 16 bits, or an error; float32: none in 16 bits.
 Weights = Literal["auto", "float32", "float16"]
 KINDS_OF_WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+
+# Whether steps share forwards: a prompt's end with the first step, a commit with the next block's. Same tokens.
+# auto: commits only where a forward costs more than the step that a wrong guess repeats.
+Join = Literal["auto", "on", "off"]
+JOINS: tuple[Join, ...] = get_args(Join)
+
+# How a log-likelihood is estimated: by the decode loop, or by one forward.
+Estimator = Literal["trajectory", "reference", "autoregressive"]
+ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 
 DECODE = "block"  # block diffusion
 THRESHOLD = 0.9  # of the decode policy, as published for Fast-dLLM v2

@@ -9,9 +9,8 @@ from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
-from stepsaver.engine.defaults import BATCH_SIZE
+from stepsaver.engine.defaults import BATCH_SIZE, ESTIMATORS, Estimator
 from stepsaver.engine.errors import UsageError, unknown_name
-from stepsaver.engine.estimators import ESTIMATORS, Estimator
 from stepsaver.engine.forward import Memory, Observe
 from stepsaver.engine.generate import decode, ticks
 from stepsaver.engine.models.transformer import Transformer

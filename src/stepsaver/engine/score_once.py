@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.forward import Memory, run_step
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step

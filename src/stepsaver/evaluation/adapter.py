@@ -16,10 +16,9 @@ from lm_eval.api.model import LM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from stepsaver.engine.defaults import NEW_TOKENS
+from stepsaver.engine.defaults import NEW_TOKENS, Estimator
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.encoding import FittedPrompt, encode_pair, fit_left
 from stepsaver.evaluation.generation import GenerationJob, generate_answers

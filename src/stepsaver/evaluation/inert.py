@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepsaver.engine import registry
-from stepsaver.engine.estimators import Estimator
+from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.prediction import NEXT, Prediction
 from stepsaver.engine.rules.rule import Rule
 

@@ -10,11 +10,10 @@ import torch
 
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
-from stepsaver.engine.defaults import WEIGHTS, Weights
+from stepsaver.engine.defaults import WEIGHTS, Join, Weights
 from stepsaver.engine.device import choose_device, choose_dtype
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.joins import Join
 from stepsaver.engine.models.config import ModelConfig, read_config
 from stepsaver.engine.models.linear import check_weights, served_weights
 from stepsaver.engine.models.load import load_model

@@ -7,20 +7,22 @@ one-line note says so, since speed-up and drop are then unknown.
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
-from stepsaver.engine.defaults import DECODE
+from stepsaver.engine.defaults import DECODE, Join
 from stepsaver.engine.errors import UsageError, shown
-from stepsaver.engine.joins import Join
 from stepsaver.engine.models.config import MOST_BLOCK_ROWS
 
 Measure = Literal["accuracy", "agreement"]  # compares answers with labels, or with the answers of plain decoding
 NAMED_VERSIONS = ("stepsaver", "torch")
+
+# YAML reads a bare `on` and `off` as true and false.
+JoinInYaml = Annotated[Join, BeforeValidator(lambda join: {True: "on", False: "off"}.get(join, join))]
 
 
 class _Part(BaseModel):
@@ -77,7 +79,7 @@ class Recipe(_Part):
     rules: tuple[str, ...] = ()
     policy: str | None = None  # of block diffusion, which alone has one
     sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
-    join: Join = "none"
+    join: JoinInYaml = "off"
     batch_size: int = Field(ge=1)
     made_for: MadeFor | None = None
     measured: Measured | None = None

@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.engine import Engine
-from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.encoding import FittedPrompt

@@ -12,8 +12,8 @@ from stepsaver.engine import registry
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.speculative import Speculative
 from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.defaults import Join
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.joins import Join
 from stepsaver.engine.policies.policy import DEFAULT_POLICY, Policy
 from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.tuned import BY_DRIFT, tuned_fields
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 RULES, POLICIES = "stepsaver.engine.rules", "stepsaver.engine.policies"
 FIRST_RULES = ("previous_row", "trim", "near_rows", "light_commit")  # in the order in which they are applied
-JOINS_TRIED: tuple[Join, ...] = ("all", "prefill", "commit")  # they have no order of cost
+JOINS_TRIED: tuple[Join, ...] = ("on",)
 LEAST_SUB_BLOCK = 4
 LONGEST_NAME = 90
 CHOICES = 3  # settings of a kind that are combined with others; as many of each policy
@@ -179,7 +179,7 @@ class DeclaredSpace:
         """Drafts have no rules, no policy and no sub-blocks, and of the joins only the prefill's."""
         if candidate.rules or candidate.policy or candidate.value("sub"):
             return False
-        if candidate.value("join") not in (None, "prefill"):
+        if candidate.value("join") not in (None, "on"):
             return False
         try:
             decoder.check(decoding, self.layers)

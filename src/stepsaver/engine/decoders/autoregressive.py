@@ -9,7 +9,7 @@ from stepsaver.engine.batch import BatchContext, Outcome, Turn
 from stepsaver.engine.checks import assert_written, new_stamps, stamp_positions
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.estimators import Estimator
+from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
 from stepsaver.engine.rows import rows_between

@@ -6,7 +6,7 @@ from typing import ClassVar
 from stepsaver.engine import registry
 from stepsaver.engine.batch import BatchContext, Outcome, Turn
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.estimators import Estimator
+from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.sampling import Proposals, Sampling

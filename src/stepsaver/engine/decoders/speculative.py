@@ -13,8 +13,8 @@ from stepsaver.engine.batch import BatchContext, Outcome, StepEvent, Turn
 from stepsaver.engine.checks import assert_written, new_stamps, stamp_positions
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.estimators import Estimator
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import Kind, StepPlan, whole_plan
 from stepsaver.engine.rows import NO_ROWS, Rows, rows_between
