@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval.utils import apply_template
 from lm_eval.utils import env as templates
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.evaluation import humaneval
+from stepsaver.evaluation import evaluate as evaluate_module
+from stepsaver.evaluation import special_tasks
 from stepsaver.evaluation.adapter import StepsaverLM
 from stepsaver.evaluation.evaluate import (
     EvaluationOptions,
@@ -184,7 +184,7 @@ def test_humaneval_instruct_opens_the_answer_with_the_prompt(evaluated: Callable
 
 
 def test_humaneval_runs_nothing_before_it_is_confirmed(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(humaneval, "run_program", lambda *_: pytest.fail("a program ran"))
+    monkeypatch.setattr(special_tasks, "run_program", lambda *_: pytest.fail("a program ran"))
     with pytest.raises(UsageError, match="--confirm-run-unsafe-code"):
         load_task("humaneval", TaskOptions(data_dir=data_dir))
 
@@ -195,7 +195,7 @@ def test_a_sandbox_that_is_gone_while_scoring_is_one_line(
     def refuse(*_: Any, **__: Any) -> None:
         raise CannotIsolate("this machine cannot contain it")
 
-    monkeypatch.setattr(humaneval, "run_program", refuse)
+    monkeypatch.setattr(special_tasks, "run_program", refuse)
     with pytest.raises(UsageError, match=r"^this machine cannot contain it$"):
         evaluated("humaneval", write=lambda _: "    return 1\n")
 
@@ -204,8 +204,8 @@ def test_the_official_solutions_pass(shared: Path) -> None:
     for row in read_rows(shared / "data" / "HumanEval.jsonl.gz")[:5]:
         tests = _reference(row)
         right, wrong = row["prompt"] + row["canonical_solution"], row["prompt"] + "    return None\n"
-        assert humaneval.pass_at_k([tests], [[right]], k=[1]) == {"pass@1": 1.0}
-        assert humaneval.pass_at_k([tests], [[wrong]], k=[1]) == {"pass@1": 0.0}
+        assert special_tasks.pass_at_k([tests], [[right]], k=[1]) == {"pass@1": 1.0}
+        assert special_tasks.pass_at_k([tests], [[wrong]], k=[1]) == {"pass@1": 0.0}
 
 
 def test_functions_of_the_prompt_are_the_tests_own(shared: Path) -> None:
@@ -227,22 +227,27 @@ def _reference(row: dict[str, Any]) -> str:
 
 
 def _passes(row: dict[str, Any], completion: str) -> bool:
-    tests, entry_point = humaneval.split_reference(_reference(row))
+    tests, entry_point = special_tasks.split_reference(_reference(row))
     limits = Limits(seconds=20.0)
     return run_program(row["prompt"] + completion, tests, entry_point=entry_point, limits=limits).passed
 
 
 def test_tests_that_name_no_function_are_an_error() -> None:
     with pytest.raises(UsageError, match=re.escape("end with check(FUNCTION)")):
-        humaneval.pass_at_k(["def check(candidate): pass"], [["pass"]], k=[1])
+        special_tasks.pass_at_k(["def check(candidate): pass"], [["pass"]], k=[1])
 
 
-def test_the_harness_compiles_a_template_once() -> None:
-    """It would do so for every document, up to four times."""
-    before = templates.from_string.cache_info()
-    assert apply_template("{{question}}, once?", {"question": "How often"}) == "How often, once?"
-    assert apply_template("{{question}}, once?", {"question": "Really"}) == "Really, once?"
-    assert templates.from_string.cache_info().misses == before.misses + 1
+def test_the_harness_compiles_a_template_once_and_only_while_we_use_it(
+    evaluated: Callable[..., TaskResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would do so for every document, up to four times. Whoever else uses lm-eval meets it as it is."""
+    compiled: list[str] = []
+    plain = templates.compile
+    monkeypatch.setattr(templates, "compile", lambda source, *rest: compiled.append(source) or plain(source, *rest))
+    evaluate_module._compiled.cache_clear()
+    evaluated("gsm8k", write=lambda prompt: "#### 7")
+    assert {compiled.count(each) for each in compiled} == {2}  # by lm-eval as it loads the task, and by us
+    assert "from_string" not in vars(templates)
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """lm-eval's own command line with our model in it."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from stepsaver.engine.policies.policy import parse_policy, policy_text
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.evaluation import lm_eval_cli
 from stepsaver.evaluation.embedded import TASKS_FOLDER
-from stepsaver.evaluation.lm_eval_cli import ModelArguments, RegisteredLM, main, option_values, read_arguments
+from stepsaver.evaluation.lm_eval_cli import ModelArguments, RegisteredLM, main, read_arguments
 from tests.evaluation.tiny_folder import write_model_folder
 
 
@@ -79,17 +80,28 @@ def test_a_policy_and_a_threshold_exclude_each_other() -> None:
     [
         (["--tasks", "gsm8k", "--use_cache", "x"], "keys on the prompt alone"),
         (["--tasks", "gsm8k,gpqa_main_n_shot"], "reshuffles the choices"),
-        (["--tasks", "gsm8k", "humaneval", "--limit", "1"], "without a sandbox"),
+        (["run", "--tasks=gpqa_main_n_shot"], "; use `stepsaver run --task gpqa_main_n_shot`\n"),
+        (["-t", "gpqa_diamond_n_shot"], "; use `stepsaver run --task gpqa_diamond_n_shot`\n"),
+        (["--tasks", "gsm8k", "humaneval", "--limit", "1"], "--task humaneval --confirm-run-unsafe-code`\n"),
+        (["--config", "tasks.yaml"], "task humaneval_instruct: lm-eval runs model-written programs without a sandbox"),
     ],
 )
-def test_what_would_be_wrong_is_refused(command: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", "stepsaver", *command]) == 2
-    assert problem in capsys.readouterr().err
-
-
-def test_option_values() -> None:
-    assert option_values(["--tasks", "a,b", "c", "--limit", "3"], "--tasks") == ["a", "b", "c"]
-    assert option_values(["--limit", "3"], "--tasks") == []
+def test_what_would_be_wrong_is_refused(
+    command: list[str],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before a model is loaded, however the task is named; one line says which command runs it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    Path("tasks.yaml").write_text("model: stepsaver\ntasks: [gsm8k, humaneval_instruct]\n", encoding="utf-8")
+    monkeypatch.setattr(lm_eval_cli, "open_model", lambda *_, **__: pytest.fail("a model was opened"))
+    assert main([*command, "--model", "stepsaver"]) == 2
+    said = capsys.readouterr().err
+    assert problem in said
+    assert len(said.splitlines()) == 1
 
 
 @pytest.mark.long

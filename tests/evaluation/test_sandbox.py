@@ -19,7 +19,7 @@ import pytest
 
 import stepsaver
 from stepsaver.engine.errors import UsageError
-from stepsaver.evaluation.sandbox import CannotIsolate, Limits, Outcome, require_sandbox, run_program
+from stepsaver.evaluation.sandbox import CannotIsolate, Limits, ProgramResult, require_sandbox, run_program
 from tests.evaluation import honest_programs, hostile_programs
 from tests.evaluation.honest_programs import RIGHT, VALUES
 from tests.evaluation.hostile_programs import ENDINGS, FORGIVING_TESTS, TESTS, WALLS
@@ -41,7 +41,7 @@ REASONS = {
 REPORTED = re.compile("(failed: |timed out after )[ -~]*|passed")
 
 
-def _judged(program: str, tests: str = TESTS, limits: Limits = LONG) -> Outcome:
+def _judged(program: str, tests: str = TESTS, limits: Limits = LONG) -> ProgramResult:
     return run_program(program, tests, entry_point="product", limits=limits)
 
 
@@ -97,7 +97,7 @@ def test_values_are_equal_as_they_are_in_one_process() -> None:
         f"    assert arrived is True, {n}"
         for n, (_, expected) in enumerate(VALUES)
     ]
-    assert _judged(program, "def check(candidate):\n" + "\n".join(lines)) == Outcome(True, "passed")
+    assert _judged(program, "def check(candidate):\n" + "\n".join(lines)) == ProgramResult(True, "passed")
 
 
 @needs_namespaces
@@ -121,7 +121,7 @@ def test_tests_see_what_a_program_raises_and_iterates_and_how_true_it_is() -> No
         "    assert candidate('match') and candidate('match') != candidate('match')\n"
         "    assert next(candidate('count')) == 0 and list(candidate('map')) == ['1', '2']\n"
     )
-    assert _judged(program, tests) == Outcome(True, "passed")
+    assert _judged(program, tests) == ProgramResult(True, "passed")
 
 
 @needs_namespaces
@@ -192,7 +192,7 @@ def test_the_parents_secrets_are_out_of_sight(monkeypatch: pytest.MonkeyPatch, t
         "status = open('/proc/self/status').read()\n"
         "assert 'CapEff:\\t0000000000000000' in status and 'NoNewPrivs:\\t1' in status\n"
     )
-    assert _judged(search + RIGHT["plain"]) == Outcome(True, "passed")
+    assert _judged(search + RIGHT["plain"]) == ProgramResult(True, "passed")
 
 
 @needs_namespaces

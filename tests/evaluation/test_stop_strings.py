@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepsaver.evaluation.stop_strings import StopStrings
+from stepsaver.evaluation.growing_text import StopStrings
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 BLOCK = 8

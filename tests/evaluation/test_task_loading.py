@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.evaluation import gpqa, hub_access, task_loading
+from stepsaver.evaluation import hub_access, special_tasks, task_loading
 from stepsaver.evaluation.hub_access import dataset_problem
 from stepsaver.evaluation.task_loading import TaskOptions, load_task
 from tests.evaluation import own_rows
@@ -129,9 +129,9 @@ def test_language_detection_is_seeded(data_dir: Path, monkeypatch: pytest.Monkey
 def test_gpqa_reads_the_same_choices_every_time() -> None:
     """The official shuffle goes on between reading for prompts and reading for scores; ours depends on the question."""
     dataset = Dataset.from_list(own_rows.GPQA)
-    first, second = (gpqa.process_docs(dataset).to_list() for _ in range(2))
+    first, second = (special_tasks.shuffled_documents(dataset).to_list() for _ in range(2))
     assert first == second
-    assert gpqa.process_docs(dataset.select(range(20, 40))).to_list() == first[20:]
+    assert special_tasks.shuffled_documents(dataset.select(range(20, 40))).to_list() == first[20:]
     assert len({row["answer"] for row in first}) == 4
 
 
@@ -139,7 +139,7 @@ def test_gpqa_gives_the_official_fields() -> None:
     from lm_eval.tasks.gpqa.n_shot import utils as official
 
     dataset = Dataset.from_list(own_rows.GPQA)
-    theirs, ours = official.process_docs(dataset).to_list(), gpqa.process_docs(dataset).to_list()
+    theirs, ours = official.process_docs(dataset).to_list(), special_tasks.shuffled_documents(dataset).to_list()
     choices = [f"choice{number}" for number in (1, 2, 3, 4)]
     for their, our in zip(theirs, ours, strict=True):
         assert their.keys() <= our.keys()

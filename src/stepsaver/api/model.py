@@ -15,13 +15,13 @@ from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Estimator
 from stepsaver.engine.engine import Completion, Engine, Settled
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.policies.policy import Policy
-from stepsaver.engine.prompt import Prompt, check_prompt
+from stepsaver.engine.prompt import Prompt
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.evaluation.encoding import checked_text, encode_pair, encode_prompt
+from stepsaver.evaluation.growing_text import SettlingText
 from stepsaver.evaluation.open_model import OpenModel, open_model
-from stepsaver.evaluation.settling_text import SettlingText
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class Model:
         engine = self._engine(decode, rules, policy, threshold, batch_size, recipe)
         sampling = Sampling(temperature, top_p, seed)
         listed = [prompts] if isinstance(prompts, str) else _listed(prompts, "prompts")
-        encoded = [self._prompt(each, f"prompt {index}", max_new_tokens, chat) for index, each in enumerate(listed)]
+        encoded = [self._prompt(each, f"prompt {index}", chat) for index, each in enumerate(listed)]
         tokenizer = None if ids else self.opened.tokenizer
         if stream:
             settled = engine.stream(encoded, max_new_tokens=max_new_tokens, sampling=sampling)
@@ -230,12 +230,10 @@ class Model:
         decoding = replace(self.opened.decoding, sub_block_size=rows, join=recipe.join)
         return Engine(self.network, decoder=recipe.decoder(), batch_size=size, decoding=decoding)
 
-    def _prompt(self, given: Text, where: str, max_new_tokens: int, chat: bool) -> Prompt:
-        if isinstance(given, str):
-            ids = encode_prompt(self.opened.tokenizer, checked_text(given, where), chat=chat)
-        else:
-            ids = _token_ids(given, where)
-        return Prompt(check_prompt(Prompt(ids), self.opened.config, self.opened.decoding, max_new_tokens, where))
+    def _prompt(self, given: Text, where: str, chat: bool) -> Prompt:
+        if not isinstance(given, str):
+            return Prompt(_token_ids(given, where))
+        return Prompt(encode_prompt(self.opened.tokenizer, checked_text(given, where), chat=chat))
 
     def _request(self, index: int, context: Text, continuation: Text) -> ScoreRequest:
         where = f"pair {index}"

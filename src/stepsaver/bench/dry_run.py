@@ -20,7 +20,7 @@ from stepsaver.bench.run import RunRequest, load, with_baselines
 from stepsaver.bench.session import Chunk, ConfigRunner, Session, TaskRun, open_session, prepare_task
 from stepsaver.bench.shards import stored_with_shards
 from stepsaver.bench.store import read_run
-from stepsaver.evaluation.generation_parameters import read_parameters
+from stepsaver.evaluation.generation import read_parameters
 
 ASSUMED_TOKENS_PER_STEP = 2.8  # at threshold 0.9, of a small trained model
 LOOKED_AT = 32  # requests whose lengths stand for those of all

@@ -21,8 +21,7 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.encoding import FittedPrompt, encode_pair, fit_left
-from stepsaver.evaluation.generation import GenerationJob, generate_answers
-from stepsaver.evaluation.generation_parameters import GenerationParameters, read_parameters
+from stepsaver.evaluation.generation import GenerationJob, GenerationParameters, generate_answers, read_parameters
 from stepsaver.evaluation.inert import ScoredLengths
 from stepsaver.evaluation.records import (
     InferencePath,

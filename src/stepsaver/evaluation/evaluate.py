@@ -4,7 +4,10 @@ Its request cache is never used: its key is the prompt alone, so two configs wou
 """
 
 import random
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,11 +18,10 @@ from lm_eval.utils import env as templates
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.adapter import StepsaverLM
+from stepsaver.evaluation.records import RequestRecord
 from stepsaver.evaluation.task_loading import LoadedTask
 
-# The harness compiles its templates anew for every document, which takes most of the time that scoring takes.
-templates.from_string = lru_cache(maxsize=256)(templates.from_string)
-
+_compiled = lru_cache(maxsize=256)(templates.from_string)
 RANDOM_SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234  # lm-eval's own; some tasks use the global generators
 
 
@@ -63,6 +65,16 @@ class ScoringFailed(RuntimeError):
     """The model answered everything, but a scorer failed. The answers are stored and can be scored again."""
 
 
+@contextmanager
+def _templates_compiled_once() -> Iterator[None]:
+    """The harness compiles its templates anew for every document, which takes most of the time that scoring takes."""
+    templates.from_string = _compiled
+    try:
+        yield
+    finally:
+        vars(templates).pop("from_string", None)  # the method of the class serves again
+
+
 def build_requests(
     lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions | None = None
 ) -> dict[str, list[Instance]]:
@@ -71,15 +83,16 @@ def build_requests(
     uses_chat = _uses_chat(lm, options)
     _seed(task)
     try:
-        for member in task.harness["tasks"].values():
-            member.build_all_requests(
-                limit=options.limit,
-                system_instruction=options.system_instruction,
-                apply_chat_template=uses_chat,
-                fewshot_as_multiturn=options.fewshot_as_multiturn and uses_chat,
-                chat_template=lm.apply_chat_template if uses_chat else None,
-                tokenizer_name=lm.tokenizer_name,
-            )
+        with _templates_compiled_once():
+            for member in task.harness["tasks"].values():
+                member.build_all_requests(
+                    limit=options.limit,
+                    system_instruction=options.system_instruction,
+                    apply_chat_template=uses_chat,
+                    fewshot_as_multiturn=options.fewshot_as_multiturn and uses_chat,
+                    chat_template=lm.apply_chat_template if uses_chat else None,
+                    tokenizer_name=lm.tokenizer_name,
+                )
     except UsageError:
         raise
     except Exception as error:  # a task's own Python and templates, on documents by anybody
@@ -95,16 +108,17 @@ def evaluate_task(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions 
     _seed(task)
     lm.is_complete = False
     try:
-        results = evaluate(
-            lm,
-            task.harness,
-            limit=options.limit,
-            bootstrap_iters=0,  # the bench computes its own intervals
-            system_instruction=options.system_instruction,
-            apply_chat_template=uses_chat,
-            fewshot_as_multiturn=options.fewshot_as_multiturn and uses_chat,
-            confirm_run_unsafe_code=task.runs_unsafe_code,  # `load_task` asked for the confirmation
-        )
+        with _templates_compiled_once():
+            results = evaluate(
+                lm,
+                task.harness,
+                limit=options.limit,
+                bootstrap_iters=0,  # the bench computes its own intervals
+                system_instruction=options.system_instruction,
+                apply_chat_template=uses_chat,
+                fewshot_as_multiturn=options.fewshot_as_multiturn and uses_chat,
+                confirm_run_unsafe_code=task.runs_unsafe_code,  # `load_task` asked for the confirmation
+            )
     except Exception as error:
         if isinstance(error, UsageError) or not lm.is_complete:
             raise
@@ -150,3 +164,32 @@ def _document_scores(samples: dict[str, list[dict[str, Any]]], key: str) -> list
         for sample in members
         if sample["filter"] == filter_name
     ]
+
+
+def answer_values(
+    task: LoadedTask, requests: Sequence[Instance], records: Sequence[RequestRecord]
+) -> list[DocumentScore]:
+    """The value, from 0 to 1, of every document whose requests are given, by the task's accuracy metric."""
+    metric, _, filter_name = task.accuracy.rpartition(",")
+    answers: dict[tuple[str, int, int], list[Any]] = defaultdict(list)
+    for record in records:
+        given = record.text if record.path == "generation" else (record.loglikelihood, bool(record.is_greedy))
+        answers[record.key.task, record.key.document, record.key.request].append(given)
+    by_document: dict[tuple[str, int], list[Instance]] = defaultdict(list)
+    for request in requests:  # copies, so that the task's own requests stay without answers
+        responses = answers[request.task_name, request.doc_id, request.idx]
+        assert responses, f"{request.task_name} document {request.doc_id} has no answer"
+        answered = replace(request, resps=responses, filtered_resps={})
+        by_document[request.task_name, request.doc_id].append(answered)
+    for name, member in task.harness["tasks"].items():
+        chosen = [each for (owner, _), found in by_document.items() if owner == name for each in found]
+        for ensemble in member._filters if chosen else ():
+            if ensemble.name == filter_name:
+                ensemble.apply(chosen)
+    values = []
+    for (name, document), found in by_document.items():
+        ordered = sorted(found, key=lambda each: each.idx)
+        results = [each.filtered_resps[filter_name] for each in ordered]
+        marks = task.harness["tasks"][name].process_results(ordered[0].doc, results)
+        values.append(DocumentScore(name, document, float(marks[metric])))
+    return values

@@ -9,6 +9,7 @@ with its shuffles and scorers. Tasks that would give a wrong number, or run code
 """
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -26,14 +27,15 @@ from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.embedded import TASKS_FOLDER
 from stepsaver.evaluation.hub_access import reachable_hub
-from stepsaver.evaluation.ifeval import require_ifeval
 from stepsaver.evaluation.open_model import open_model
 from stepsaver.evaluation.recipe import read_recipe
+from stepsaver.evaluation.special_tasks import require_ifeval
 from stepsaver.evaluation.task_registry import find_declaration
 
+# Why lm-eval cannot run a task that needs a preparation of ours, and which option `stepsaver run` needs for it.
 REFUSED = {
-    "gpqa": "lm-eval reshuffles the choices between prompting and scoring",
-    "humaneval": "lm-eval runs model-written programs without a sandbox",
+    "gpqa": ("lm-eval reshuffles the choices between prompting and scoring", ""),
+    "humaneval": ("lm-eval runs model-written programs without a sandbox", " --confirm-run-unsafe-code"),
 }
 
 WHOLE_NUMBERS = ("batch_size", "max_gen_toks", "block_size", "sub_block_size", "mask_id")
@@ -184,42 +186,48 @@ def _converted(name: str, value: Any) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    from lm_eval.__main__ import cli_evaluate
+    from lm_eval._cli import HarnessCLI
+    from lm_eval.utils import setup_logging
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    setup_logging()
+    sys.argv = ["lm-eval", *(sys.argv[1:] if arguments is None else arguments)]
+    harness = HarnessCLI()
+    read = harness.parse_args()
     try:
-        check_command_line(given)
-        if "--include_path" not in given and option_values(given, "--tasks"):
-            given += ["--include_path", str(TASKS_FOLDER)]
-        sys.argv = ["lm-eval", *given]
+        if read.command == "run":
+            given = _settings(read)
+            check_run(given)
+            if not given.get("include_path"):
+                read.include_path = str(TASKS_FOLDER)
         with reachable_hub():
-            cli_evaluate()
+            harness.execute(read)
     except UsageError as error:
         print(f"stepsaver: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def check_command_line(given: Sequence[str]) -> None:
+def _settings(read: Namespace) -> dict[str, Any]:
+    """What lm-eval will run: its options, and those of `--config` that no option replaces."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    stored = EvaluatorConfig.load_yaml_config(read.config) if read.config else {}
+    return stored | {name: value for name, value in vars(read).items() if value}
+
+
+def check_run(given: dict[str, Any]) -> None:
     """Refuses, before a model is loaded, what would fail or be wrong after generation."""
-    if "--use_cache" in given:
+    if given.get("use_cache"):
         raise UsageError("--use_cache keys on the prompt alone and would mix the answers of different rules")
-    for task in option_values(given, "--tasks"):
+    tasks = given.get("tasks") or []
+    for task in tasks.split(",") if isinstance(tasks, str) else map(str, tasks):
         declaration = find_declaration(task)
         preparation = declaration.preparation if declaration else None
         if preparation in REFUSED:
-            raise UsageError(f"task {task}: {REFUSED[preparation]}; use `stepsaver run`, which does not")
+            reason, options = REFUSED[preparation]
+            raise UsageError(f"task {task}: {reason}; use `stepsaver run --task {task}{options}`")
         if preparation == "ifeval":
             require_ifeval()
-
-
-def option_values(given: Sequence[str], option: str) -> list[str]:
-    """The values of an option that takes several values, separated by spaces or commas."""
-    if option not in given:
-        return []
-    after = given[given.index(option) + 1 :]
-    end = next((index for index, text in enumerate(after) if text.startswith("-")), len(after))
-    return [value for text in after[:end] for value in text.split(",") if value]
 
 
 if __name__ == "__main__":

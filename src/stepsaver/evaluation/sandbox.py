@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.evaluation.sandboxed.launch import command
+from stepsaver.evaluation.sandboxed import command
 from stepsaver.evaluation.sandboxed.supervisor import READY, STARTING_SECONDS
 
 GRACE_SECONDS = 30.0  # normally the supervisor ends a program in time; this is for a machine that stalls
@@ -48,7 +48,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramResult:
     passed: bool
     reason: str  # "passed", or why not
 
@@ -63,14 +63,14 @@ def require_sandbox(*, confirmed: bool, task: str) -> None:
         raise UsageError(f"{task} runs code that the model wrote; confirm that with --confirm-run-unsafe-code")
     tests = "def check(candidate):\n    assert candidate(21) == 42\n"
     try:
-        outcome = run_program("def double(x): return 2 * x", tests, entry_point="double", limits=Limits(seconds=10.0))
+        result = run_program("def double(x): return 2 * x", tests, entry_point="double", limits=Limits(seconds=10.0))
     except CannotIsolate as error:
         raise UsageError(f"{task} runs code that the model wrote, and {error}") from None
-    if not outcome.passed:
-        raise UsageError(f"{task} runs code that the model wrote, and the sandbox does not work: {outcome.reason}")
+    if not result.passed:
+        raise UsageError(f"{task} runs code that the model wrote, and the sandbox does not work: {result.reason}")
 
 
-def run_program(program: str, tests: str, *, entry_point: str, limits: Limits | None = None) -> Outcome:
+def run_program(program: str, tests: str, *, entry_point: str, limits: Limits | None = None) -> ProgramResult:
     """Passes if the tests' `check(candidate)` returns in time, with the program's `entry_point` as the candidate."""
     limits = limits or Limits()
     interpreter, folder = os.path.realpath(sys.executable), str(Path(__file__).resolve().parent)
@@ -93,19 +93,21 @@ def run_program(program: str, tests: str, *, entry_point: str, limits: Limits | 
     try:
         report, _ = process.communicate(problem.encode(), timeout=STARTING_SECONDS + limits.seconds + GRACE_SECONDS)
     except subprocess.TimeoutExpired:
-        return Outcome(False, f"timed out after {limits.seconds:g} s")
+        return ProgramResult(False, f"timed out after {limits.seconds:g} s")
     finally:
         _end(process)
-    return _outcome(report, process.returncode)
+    return _result(report, process.returncode)
 
 
-def _outcome(report: bytes, status: int) -> Outcome:
-    """The outcome by a report. After the mark that the program ran, any failure is its own, even a dead supervisor."""
+def _result(report: bytes, status: int) -> ProgramResult:
+    """The result by a report. After the mark that the program ran, any failure is its own, even a dead supervisor."""
     if not report.startswith(READY):
         fault = json.loads(report)["cannot_isolate"] if report else f"its supervisor ended with status {status}"
         raise CannotIsolate(f"this machine cannot contain it: {fault}")
     verdict = json.loads(report.removeprefix(READY) or b"{}")
-    return Outcome(verdict.get("passed") is True, verdict.get("reason", f"ended without a result (status {status})"))
+    return ProgramResult(
+        verdict.get("passed") is True, verdict.get("reason", f"ended without a result (status {status})")
+    )
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

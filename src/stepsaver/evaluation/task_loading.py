@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.evaluation import gpqa, humaneval, local_data
+from stepsaver.evaluation import local_data, special_tasks
 from stepsaver.evaluation.hub_access import dataset_problem, reachable_hub
-from stepsaver.evaluation.ifeval import require_ifeval
 from stepsaver.evaluation.records import InferencePath
 from stepsaver.evaluation.sandbox import require_sandbox
 from stepsaver.evaluation.task_registry import (
@@ -77,7 +76,7 @@ def load_task(name: str, options: TaskOptions | None = None) -> LoadedTask:
 def _require_preparation(name: str, declaration: TaskDeclaration | None, options: TaskOptions) -> None:
     preparation = declaration.preparation if declaration else None
     if preparation == "ifeval":
-        require_ifeval()
+        special_tasks.require_ifeval()
     if preparation == "humaneval":
         require_sandbox(confirmed=options.confirm_run_unsafe_code, task=name)
 
@@ -179,9 +178,9 @@ def _config(entry: Any, declaration: TaskDeclaration | None) -> dict[str, Any]:
     except Exception as error:  # the file may refer to any Python code
         raise _not_loadable(entry.name, error) from error
     if preparation == "humaneval":
-        config |= humaneval.scorer_changes(entry.name)
+        config |= special_tasks.scorer_changes(entry.name)
     if preparation == "gpqa":
-        config["process_docs"] = gpqa.process_docs
+        config["process_docs"] = special_tasks.shuffled_documents
     return config | dict(declaration.changes if declaration else ())
 
 

@@ -12,7 +12,7 @@ from stepsaver.bench.cells import CellRun
 from stepsaver.bench.experiment import Experiment
 from stepsaver.bench.session import Chunk, SampleKey, Session, TaskRun, checked_task_run, prepare_task
 from stepsaver.engine.errors import UsageError
-from stepsaver.evaluation.answer_values import answer_values
+from stepsaver.evaluation.evaluate import answer_values
 from stepsaver.evaluation.recipe import Measure
 from stepsaver.evaluation.task_loading import LoadedTask
 from stepsaver.tune.agreement import agreement, how_compared

@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass
 from typing import Any
 
-from stepsaver.evaluation.sandboxed.launch import command
+from stepsaver.evaluation.sandboxed import command
 from stepsaver.evaluation.sandboxed.system_calls import forbid_calls
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000

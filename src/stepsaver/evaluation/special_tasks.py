@@ -1,13 +1,59 @@
-"""HumanEval's scorer: each completion runs in a sandbox, and its tests in another one.
+"""Three tasks that need more than lm-eval's own files: GPQA's choices, IFEval's data, HumanEval's sandbox.
 
-lm-eval's own scorer downloads code when its module is imported, and runs programs without a sandbox. Prompts, stop
-strings, the filter and the metric's key stay lm-eval's.
+GPQA: lm-eval shuffles the choices with one running generator each time it reads the documents. With a cold cache it
+reads them twice, once to prompt and once to score, so the right letters of the two orders are unrelated. Here the order
+depends only on the question.
+
+HumanEval: lm-eval's own scorer downloads code when its module is imported, and runs programs without a sandbox. Here
+each completion runs in a sandbox, and its tests in another one. Prompts, stop strings, the filter and the metric's key
+stay lm-eval's.
 """
 
+import hashlib
+import random
 from typing import Any
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.sandbox import run_program
+
+LANGUAGE_SEED = 0
+
+
+def shuffled_documents(dataset: Any) -> Any:
+    """Replaces GPQA's own `process_docs` and gives the same fields."""
+    return dataset.map(shuffle_choices)
+
+
+def shuffle_choices(document: dict[str, Any]) -> dict[str, Any]:
+    """Four choices and the letter of the right one. The seed is a hash of the question, the same in every process."""
+    right = _cleaned(document["Correct Answer"])
+    choices = [*(_cleaned(document[f"Incorrect Answer {number}"]) for number in (1, 2, 3)), right]
+    seed = int.from_bytes(hashlib.sha256(document["Question"].encode()).digest()[:8])
+    random.Random(seed).shuffle(choices)
+    fields = {f"choice{number}": choice for number, choice in enumerate(choices, start=1)}
+    return {**fields, "choices": choices, "answer": f"({'ABCD'[choices.index(right)]})"}
+
+
+def _cleaned(text: str | None) -> str:
+    """Cleans a text as the official task does."""
+    return " " if text is None else text.strip().replace(" [title]", ". ").replace("  ", " ")
+
+
+def require_ifeval() -> None:
+    """Checks for NLTK's sentence data, and fixes the seed of language detection, which is else random."""
+    try:
+        import langdetect
+        import nltk
+    except ModuleNotFoundError as error:
+        raise UsageError(f"ifeval needs {error.name}: pip install 'lm_eval[ifeval]'") from None
+    langdetect.DetectorFactory.seed = LANGUAGE_SEED
+    try:
+        nltk.data.find("tokenizers/punkt_tab/english")
+    except LookupError:
+        raise UsageError(
+            "ifeval needs NLTK's punkt_tab: run `python -m nltk.downloader punkt_tab`, or unpack it into "
+            "tokenizers/ of a folder named by NLTK_DATA"
+        ) from None
 
 
 def scorer_changes(task: str) -> dict[str, Any]:

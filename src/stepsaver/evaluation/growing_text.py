@@ -1,9 +1,10 @@
-"""Stop strings: where a generated text ends. A block or a token may end in the middle of a stop string."""
+"""Text that grows with its tokens: where it ends, and what of it is settled. A token may end within a character."""
 
 from collections.abc import Sequence
 
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for an incomplete character
 SLACK_TOKENS = 8  # a character can be split over up to four tokens, at both ends of the window
 
 
@@ -37,3 +38,21 @@ class StopStrings:
         text = self._tokenizer.decode(ids[:end])
         ends = [end for string in self._strings if (end := text.find(string)) >= 0]
         return text[: min(ends)] if ends else text
+
+
+class SettlingText:
+    """Text whose tokens arrive bit by bit. What was shown is never taken back: an incomplete character waits."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._shown = ""
+
+    def settle(self, ids: Sequence[int], *, is_last: bool) -> str:
+        """The text of all tokens so far, without what was returned before."""
+        text = self._tokenizer.decode(ids)
+        settled = text if is_last else text.rstrip(BROKEN)
+        if not settled.startswith(self._shown):  # the decoder rewrote earlier text: wait until it agrees again
+            return settled[len(self._shown) :] if is_last else ""
+        added = settled[len(self._shown) :]
+        self._shown = settled
+        return added
