@@ -13,7 +13,6 @@ from torch import Tensor
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Layer, Transformer
-from stepsaver.evaluation.share_interval import wilson_interval
 from training.__main__ import main
 from training.batches import (
     MOST_BLOCKS,
@@ -297,9 +296,3 @@ def test_an_exported_checkpoint_gives_the_same_logits(tmp_path: Path, samples: l
 def test_the_command_line_refuses_what_it_cannot_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--out", str(tmp_path / "none"), "--resume"]) == 2
     assert "no training to resume" in capsys.readouterr().err
-
-
-def test_wilson_intervals() -> None:
-    low, high = wilson_interval(80, 100)
-    assert (low, high) == pytest.approx((0.7112, 0.8666), abs=1e-3)
-    assert wilson_interval(0, 10)[0] == pytest.approx(0.0, abs=1e-9)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from stepsaver.bench.statistics import Interval, share_interval
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
@@ -16,7 +17,6 @@ from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import COMPUTED_STEPS, Trace
 from stepsaver.evaluation.embedded import DATA_FOLDER
-from stepsaver.evaluation.share_interval import Bounds, wilson_interval
 from training.problems import instructions, questions, word_problems
 from training.problems.tokenizer import prompt_text
 
@@ -40,8 +40,8 @@ class Accuracy:
         return self.right / self.count
 
     @property
-    def interval(self) -> Bounds:
-        return wilson_interval(self.right, self.count)
+    def interval(self) -> Interval:
+        return share_interval(self.right, self.count)
 
 
 def read_documents(task: str, *, limit: int | None = None, folder: Path = DATA_FOLDER) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ def tokens_per_step(trace: Trace) -> float:
 
 
 def percentage(accuracy: Accuracy) -> str:
-    low, high = accuracy.interval
+    _, low, high = accuracy.interval
     return f"{100 * accuracy.share:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binomtest
 
-from stepsaver.evaluation.share_interval import CONFIDENCE, wilson_interval
-
+CONFIDENCE = 0.95
 RESAMPLES = 2000
 
 
@@ -24,7 +23,8 @@ def share_interval(right: float, count: int) -> Interval:
     """Returns a share with its Wilson interval. `right` may be fractional, if a metric gives partial credit."""
     if count == 0:
         return Interval(float("nan"), 0.0, 1.0)
-    return Interval(right / count, *wilson_interval(round(right), count))
+    bounds = binomtest(round(right), count).proportion_ci(CONFIDENCE, method="wilson")
+    return Interval(right / count, float(bounds.low), float(bounds.high))
 
 
 def median_interval(values: Sequence[float]) -> Interval:
