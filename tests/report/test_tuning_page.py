@@ -27,8 +27,8 @@ def stored(folder: Path, chunks: int, *, steps: int, path: InferencePath = "gene
 
 def document(**changes: Any) -> dict[str, Any]:
     recipe = {"rules": ["trim"], "policy": "threshold", "sub_block_size": 8, "join": "all", "batch_size": 2}
-    attempt = {"name": "fast", "number": 1, "confidence": 0.95, "problems": 64, "outcome": "confirmed", "reason": "r"}
-    attempt |= {"speed_up": [1.5, 1.4, 1.6], "drop_points": [0.1, -0.5, 0.7]}
+    attempt = {"name": "fast", "number": 1, "confidence": 0.95, "problems": 64, "outcome": "confirmed"}
+    attempt |= {"speed_up": [1.5, 1.4, 1.6], "drop": [0.001, -0.005, 0.007]}
     return {
         "question": "What is fast?",
         "model": "m",
@@ -40,7 +40,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "outcome": "confirmed",
         "seconds": 1.0,
         "candidates": [],
-        "not_run": [],
+        "never_run": [],
         "attempts": [attempt],
         "recipe": recipe,
         "parallelism": [],
@@ -75,9 +75,24 @@ def test_lines_and_page_say_it_with_and_without_commits() -> None:
     line = "baseline: TPF 2.00, with commits 1.50; fast: TPF 4.00, with commits 3.25"
     assert parallelism_line(found) == line
     assert outcome_lines(found)[-1] == line
+    assert line in tuning_page(found)
+
+
+def test_the_page_has_attempts_candidates_and_what_was_never_run() -> None:
+    seen = {"name": "slow", "problems": 32, "speed_up": [1.25], "drop_points": [2.0, -1.0, 5.0], "rank": None}
+    begun = {"name": "stopped", "number": 2, "confidence": 0.975, "problems": 96, "outcome": "begun"}
+    begun |= {"speed_up": None, "drop": None}
+    found = document(candidates=[seen], never_run=["unseen"])
+    found["attempts"].append(begun)
     page = tuning_page(found)
-    assert '"TPF with commits"' in page
-    assert '"3.25"' in page
+    for text in ('"1.50x"', "[1.40, 1.60]", '"+0.10"', "[-0.50, +0.70]", '"1.25x"', "[-1.0", "unseen", "97.5 %"):
+        assert text in page
+    lines = outcome_lines(found)
+    assert (
+        lines[-2]
+        == "attempt 1, fast: confirmed: 1.50x [1.40, 1.60], drop +0.10 [-0.50, +0.70] points on 64 fresh problems"
+    )
+    assert lines[-1] == "attempt 2, stopped: begun"
 
 
 def test_without_it_nothing_is_said() -> None:

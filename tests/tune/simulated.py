@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepsaver.tune.race import Goal, Observed
+from stepsaver.tune.confirm import Attempt, Attempts, confirm
+from stepsaver.tune.observed import Goal, Observed
+from stepsaver.tune.search import search
 
 CHUNK = 64
 SEARCH_CHUNKS, FRESH = 20, 5120
@@ -22,73 +24,85 @@ class Truth:
         return self.lost - self.won
 
 
+class MemoryAttempts(Attempts):
+    """Attempts that are on no disk."""
+
+    def __init__(self) -> None:
+        self.made: list[Attempt] = []
+
+    def _write(self) -> None:
+        pass
+
+
 @dataclass
 class SimulatedTrials:
+    """A combination loses and wins the answers that its parts lose and win: what flatters one flatters all of them."""
+
     truths: Mapping[str, Truth]
     generator: np.random.Generator
     budget: float
     noise: float = 0.08  # of a chunk's speed-up
     chunks: int = SEARCH_CHUNKS
-    counts: dict[str, list[float]] = field(default_factory=dict)  # problems, lost, won
+    counts: dict[str, np.ndarray] = field(default_factory=dict)  # lost, won
     speed_ups: dict[str, list[float]] = field(default_factory=dict)
-    done: set[tuple[str, int]] = field(default_factory=set)  # candidates and chunks
+    drawn: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)  # by part and chunk
 
     def run(self, names: Sequence[str], chunk: int) -> None:
-        missing = [name for name in names if (name, chunk) not in self.done]
-        self.done |= {(name, chunk) for name in missing}
-        self.budget -= 1.0 if missing else 0.0
-        for name in missing:
-            truth = self.truths[name]
-            self.budget -= 1 / truth.speed_up
-            lost, won, _ = self.draw(truth, CHUNK)
-            counts = self.counts.setdefault(name, [0, 0, 0])
-            for place, count in enumerate((CHUNK, lost, won)):
-                counts[place] += count
-            self.speed_ups.setdefault(name, []).append(truth.speed_up * np.exp(self.generator.normal(0, self.noise)))
+        self.budget -= 1.0
+        for name in names:
+            assert self.chunks_done(name) == chunk, "nothing is run twice, and no chunk is left out"
+            self.budget -= 1 / self.truths[name].speed_up
+            lost_won = sum(self._of_part(part, chunk) for part in name.split("+"))
+            self.counts[name] = self.counts.get(name, 0) + np.minimum(lost_won, CHUNK // 2)
+            self.speed_ups.setdefault(name, []).extend(self._timed(name, 1))
 
-    def draw(self, truth: Truth, problems: int) -> Sequence[int]:
-        shares = [truth.lost, truth.won, 1 - truth.lost - truth.won]
-        return self.generator.multinomial(problems, shares).tolist()  # type: ignore[no-any-return]
+    def _of_part(self, part: str, chunk: int) -> np.ndarray:
+        if (part, chunk) not in self.drawn:
+            self.drawn[part, chunk] = self.draw(self.truths[part], CHUNK)
+        return self.drawn[part, chunk]
+
+    def draw(self, truth: Truth, problems: int) -> np.ndarray:
+        return self.generator.multinomial(problems, [truth.lost, truth.won, 1 - truth.lost - truth.won])[:2]
+
+    def _timed(self, name: str, chunks: int) -> list[float]:
+        noise = np.exp(self.generator.normal(0, self.noise, chunks))
+        return (self.truths[name].speed_up * noise).tolist()  # type: ignore[no-any-return]
+
+    def chunks_done(self, name: str) -> int:
+        return len(self.speed_ups.get(name, ()))
 
     def observed(self, name: str) -> Observed | None:
-        if name not in self.counts:
-            return None
-        problems, lost, won = self.counts[name]
-        return Observed(int(problems), lost, won, tuple(self.speed_ups[name]), self.truths[name].speed_up)
+        done = self.chunks_done(name)
+        return Observed(done * CHUNK, *map(float, self.counts[name]), tuple(self.speed_ups[name])) if done else None
 
     def seconds_left(self) -> float:
         return self.budget
 
-    def fresh(self, name: str, number: int, problems: int) -> Observed:
+    def affordable(self, name: str, problems: int) -> int:
+        return problems
+
+    def run_first(self, name: str, problems: int) -> Observed | None:
         """What a confirmation sees: new draws of the same truth."""
-        truth = self.truths[name]
-        lost, won, _ = self.draw(truth, problems)
-        ups = truth.speed_up * np.exp(self.generator.normal(0, self.noise, max(2, problems // CHUNK)))
-        return Observed(problems, lost, won, tuple(ups.tolist()))
+        lost, won = map(float, self.draw(self.truths[name], problems))
+        return Observed(problems, lost, won, tuple(self._timed(name, max(2, problems // CHUNK))))
 
 
 @dataclass
 class SimulatedSpace:
-    """Single changes `0`, `1`, ... and their pairs, whose truths are there too."""
+    """Single changes `0`, `1`, ... and their pairs, whose truths are there too. `a 0` and `a 1` are of one kind."""
 
     truths: Mapping[str, Truth]
 
     def singles(self) -> list[str]:
         return [name for name in self.truths if "+" not in name]
 
-    def family(self, name: str) -> str:
-        return name.partition("+")[0]
-
     def kind(self, name: str) -> str:
-        return name
+        return name.partition(" ")[0]
 
-    def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
-        return False
-
-    def combinations(self, known: Mapping[str, Observed], goal: Goal, most: int) -> list[str]:
-        gains = {name: goal.expected_gain(each) for name, each in known.items()}
+    def combinations(self, known: Mapping[str, Observed], goal: Goal) -> list[str]:
+        gains = {name: goal.gain(each) for name, each in known.items()}
         pairs = [name for name in self.truths if "+" in name and all(part in gains for part in name.split("+"))]
-        return sorted(pairs, key=lambda name: -sum(gains[part] for part in name.split("+")))[:most]
+        return sorted(pairs, key=lambda name: -sum(gains[part] for part in name.split("+")))[:12]
 
 
 def with_pairs(singles: Mapping[str, Truth]) -> dict[str, Truth]:
@@ -104,3 +118,11 @@ def with_pairs(singles: Mapping[str, Truth]) -> dict[str, Truth]:
         for other in names[place + 1 :]
     }
     return {**singles, **pairs}
+
+
+def tuned(truths: Mapping[str, Truth], goal: Goal, seed: int, budget: float = 250.0) -> Attempts:
+    """Searches and confirms; returns the attempts."""
+    trials = SimulatedTrials(truths, np.random.default_rng(seed), budget)
+    attempts = MemoryAttempts()
+    confirm(attempts, search(SimulatedSpace(truths), trials, goal), trials, goal)
+    return attempts

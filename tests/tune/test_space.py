@@ -1,4 +1,4 @@
-"""What may be tried: declared by every field of every rule and policy, and ordered by what costs less."""
+"""What may be tried: declared by the fields of rules and policies, and ordered by what costs less."""
 
 import dataclasses
 from typing import ClassVar
@@ -7,114 +7,108 @@ import pytest
 
 from stepsaver.bench.experiment import ConfigSpec
 from stepsaver.engine import registry
-from stepsaver.engine.decoders.speculative import Speculative
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import parse_policy
-from stepsaver.engine.tuned import BY_DRIFT, NOT_TUNED, TUNED, tuned, tuned_fields
-from stepsaver.tune.race import Goal, Observed
-from stepsaver.tune.space import POLICIES, RULES, DeclaredSpace
+from stepsaver.engine.tuned import tuned, tuned_fields
+from stepsaver.tune.observed import Goal, Observed
+from stepsaver.tune.space import DECODERS, MOST_COMBINATIONS, POLICIES, RULES, DeclaredSpace
 from stepsaver.tune.tuning import config_of
 from tests.conftest import tiny_config
 
-DECLARED = [*registry.found_in(RULES).values(), *registry.found_in(POLICIES).values()]
+DECLARED = [(package, made) for package in (RULES, POLICIES, DECODERS) for made in registry.found_in(package).values()]
+GOAL = Goal(0.03, 0.95, 5000)
 
 
 @pytest.fixture
 def space() -> DeclaredSpace:
     config = tiny_config(block_size=32, layers=4)
-    return DeclaredSpace(resolve_decoding(config, sub_block_size=8, join="off"), config.layers, ("1", "0-2"))
+    return DeclaredSpace(resolve_decoding(config, sub_block_size=8, join="off"), config.layers, is_scored=False)
 
 
-@pytest.mark.parametrize("made", DECLARED, ids=lambda made: str(made.name))
-def test_every_field_says_what_is_tried_or_why_nothing(made: type) -> None:
-    for field in dataclasses.fields(made):
-        assert (TUNED in field.metadata) != (NOT_TUNED in field.metadata), f"{made.__name__}.{field.name}"
-        if NOT_TUNED in field.metadata:
-            assert field.metadata[NOT_TUNED]
-        else:
-            values = field.metadata[TUNED].values
-            assert values
-            assert len(set(values)) == len(values)
-
-
-@pytest.mark.parametrize("made", DECLARED, ids=lambda made: str(made.name))
-def test_every_value_that_is_tried_alone_is_allowed(made: type) -> None:
-    required = {name: each.values[0] for name, each in tuned_fields(made).items()}
+@pytest.mark.parametrize(("package", "made"), DECLARED, ids=lambda each: getattr(each, "name", ""))
+def test_every_value_that_is_tried_alone_is_allowed(package: str, made: type) -> None:
+    first = {name: each.values[0] for name, each in tuned_fields(made).items()}
     for name, each in tuned_fields(made).items():
+        assert len(set(each.values)) == len(each.values) > 0
         for value in each.values:
-            if value != BY_DRIFT and made.__name__ != "LayerReuse":
-                kind = "stepsaver.engine.rules" if made in registry.found_in(RULES).values() else POLICIES
-                text = registry.describe(made(**(required | {name: value})))
-                assert registry.describe(registry.parse(text, kind, "setting")) == text
+            text = registry.describe(made(**(first | {name: value, **({"mode": "delta"} if name == "kv" else {})})))
+            assert registry.describe(registry.parse(text, package, "setting")) == text
 
 
-def test_the_cheapest_of_each_kind_come_first_and_cover_what_costs_more(space: DeclaredSpace) -> None:
+def test_single_changes_begin_with_the_cheapest_of_every_kind(space: DeclaredSpace) -> None:
     names = space.singles()
     assert len(names) == len(set(names))
-    assert {"threshold-0.5", "previous_row", "near_rows", "light_commit-settle0", "sub-16", "join-on"} <= {
-        name.replace("threshold-threshold", "threshold-") for name in names
+    kinds = [space.kind(name) for name in names]
+    first = len(set(kinds))
+    assert len(set(kinds[:first])) == first
+    assert {"threshold-0.5", "light_commit-settle0", "near_rows", "previous_row", "trim-settle0", "factor-2.0"} <= {
+        *names[:first]
     }
-    near = [name for name in names if name.startswith("near_rows")]
-    assert near[0] == "near_rows"
-    assert all(space.is_covered(name, [near[0]]) for name in near)
-    assert not space.is_covered(near[0], near[1:])
-    assert not space.is_covered("sub-16", near)
-    assert not any(space.is_covered("sub-4", [name]) for name in names if name != "sub-4")
+    assert [name for name in names if name.startswith("near_rows")] == [
+        "near_rows",
+        "near_rows-ahead4",
+        "near_rows-ahead8",
+    ]
+    assert {"sub-4", "sub-16", "sub-32", "join-on"} <= {*names}
+    assert "sub-8" not in names
+    policies = [space.known[name].policy for name in names]
+    assert registry.describe(parse_policy("threshold")) not in [registry.describe(each) for each in policies if each]
 
 
 def test_candidates_become_configs_that_say_all_that_is_changed(space: DeclaredSpace) -> None:
     for name in space.singles():
-        config = config_of(space.candidate(name))
+        config = config_of(space.known[name])
         assert ConfigSpec.model_validate(config.model_dump()) == config
         assert config.decode or config.rules or config.policy or config.sub_block_size or config.join
 
 
-def test_combinations_have_one_of_a_kind_and_nothing_that_excludes_itself(space: DeclaredSpace) -> None:
-    names = space.singles()
-    known = {name: Observed(64, 1.0, 1.0, (1.2,), 1.2) for name in names}
-    combined = space.combinations(known, Goal(0.03, 0.95, 5000), 40)
-    assert combined
-    for name in combined:
-        candidate = space.candidate(name)
-        kinds = [each.kind for each in candidate.settings]
-        assert len(kinds) > 1
-        assert len(kinds) == len(set(kinds))
-        assert space.is_possible(candidate)
-        if isinstance(candidate.decoder, Speculative):  # all else would change nothing and look like another candidate
-            assert [each.value for each in candidate.settings if each.kind != "decode"] == ["on"]
-        turns = [rule.name for rule in candidate.rules if rule.name in ("previous_row", "trim", "near_rows")]
-        assert turns == sorted(turns, key=("previous_row", "trim", "near_rows").index)
+def known(ups: dict[str, float]) -> dict[str, Observed]:
+    return {name: Observed(640, 4.0, 4.0, (up,)) for name, up in ups.items()}
 
 
-def test_every_kind_of_policy_is_in_some_combination(space: DeclaredSpace) -> None:
-    """However much better one of them looks: few problems may flatter all of its combinations at once."""
-    names = space.singles()
-    ups = {name: 3.0 if name.startswith("threshold") else 1.1 for name in names}
-    known = {name: Observed(64, 0.0, 0.0, (up,), up) for name, up in ups.items()}
-    combined = space.combinations(known, Goal(0.03, 0.95, 5000), 24)
-    assert {space.family(name) for name in combined} == {"", *(space.family(name) for name in names)}
-    assert any("join-on" in name and "speculative" in name for name in combined)
+def test_combinations_grow_plain_decoding_and_the_best_of_every_policy(space: DeclaredSpace) -> None:
+    space.singles()
+    ups = {"near_rows": 1.3, "near_rows-ahead4": 1.2, "trim": 1.1, "sub-16": 0.9}
+    ups |= {"threshold-0.5": 1.5, "threshold-0.6": 1.4, "factor-2.0": 1.05}
+    ups |= {"join-on": 1.02, "speculative-span12-aheadnever": 1.9}
+    names = space.combinations(known(ups), GOAL)
+    assert names == [
+        "join-on+near_rows+trim",
+        "speculative-span12-aheadnever+join-on",
+        "join-on+near_rows+threshold-0.5+trim",
+        "join-on+near_rows+factor-2.0+trim",
+        "near_rows+trim",
+        "near_rows+threshold-0.5+trim",
+        "near_rows+factor-2.0+trim",
+        "near_rows+threshold-0.5",
+        "near_rows+factor-2.0",
+    ]
+    assert [rule.name for rule in space.known["near_rows+trim"].rules] == ["trim", "near_rows"]
+
+
+def test_what_costs_more_than_it_gains_or_slows_down_is_in_no_combination(space: DeclaredSpace) -> None:
+    space.singles()
+    seen = known({"near_rows": 1.3, "trim": 1.3, "sub-16": 0.9})
+    assert space.combinations(seen, GOAL) == ["near_rows+trim"]
+    assert space.combinations(seen | {"trim": Observed(640, 40.0, 0.0, (1.3,))}, GOAL) == []
+
+
+def test_combinations_are_few_and_possible(space: DeclaredSpace) -> None:
+    names = space.combinations(known(dict.fromkeys(space.singles(), 1.2)), GOAL)
+    assert len(names) == MOST_COMBINATIONS
+    for name in names:
+        kinds = [each.kind for each in space.known[name].settings]
+        assert 1 < len(kinds) == len(set(kinds))
+        assert space.is_possible(space.known[name])
 
 
 def test_a_task_that_is_scored_has_no_drafts_in_committed_blocks(space: DeclaredSpace) -> None:
     scored = DeclaredSpace(space.decoding, space.layers, is_scored=True)
-    wanted = [name for name in space.singles() if name.startswith("speculative")]
+    drafts = [name for name in space.singles() if name.startswith("speculative")]
     found = [name for name in scored.singles() if name.startswith("speculative")]
-    assert found == [name for name in wanted if "contextblock" not in name]
-    assert len(found) < len(wanted)
-
-
-def test_a_broken_plug_in_ends_no_tuning(
-    space: DeclaredSpace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def all_of(package_name: str) -> dict[str, type]:
-        raise UsageError("broken: cannot be imported")
-
-    expected = space.singles()
-    monkeypatch.setattr(registry, "all_of", all_of)
-    assert space.singles() == expected
-    assert "not tried: broken: cannot be imported" in caplog.text
+    assert found == [name for name in drafts if "contextblock" not in name]
+    assert 0 < len(found) < len(drafts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,27 +120,15 @@ class Needs:
     name: ClassVar[str] = "needs"
 
 
-def test_what_is_no_rule_or_lacks_a_value_is_not_tried(space: DeclaredSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_ins_that_are_broken_or_lack_a_value_end_no_tuning(
+    space: DeclaredSpace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(package_name: str) -> dict[str, type]:
+        raise UsageError("broken: cannot be imported")
+
     expected, ours = space.singles(), registry.all_of
     monkeypatch.setattr(registry, "all_of", lambda package: ours(package) | {"needs": Needs})
     assert space.singles() == expected
-
-
-def test_the_luck_of_one_change_makes_up_for_no_loss_of_another(space: DeclaredSpace) -> None:
-    space.singles()
-    seen = {"near_rows": (12.0, 0.0, 1.5), "join-on": (0.0, 12.0, 1.29), "sub-16": (6.0, 6.0, 1.3)}
-    known = {name: Observed(320, lost, won, (up,), up) for name, (lost, won, up) in seen.items()}
-    combined = space.combinations(known, Goal(0.03, 0.95, 5000), 40)
-    assert combined.index("near_rows+sub-16") < combined.index("join-on+near_rows")
-
-
-def test_what_slows_down_is_in_no_combination(space: DeclaredSpace) -> None:
-    names = space.singles()
-    known = {name: Observed(64, 0.0, 0.0, (1.5 if name.startswith("near_rows") else 0.9,)) for name in names}
-    assert space.combinations(known, Goal(0.03, 0.95, 5000), 40) == []
-
-
-def test_policies_that_are_tuned_are_not_the_baselines(space: DeclaredSpace) -> None:
-    plain = registry.describe(parse_policy("threshold"))
-    policies = [space.candidate(name).policy for name in space.singles()]
-    assert plain not in [registry.describe(each) for each in policies if each]
+    monkeypatch.setattr(registry, "all_of", broken)
+    assert space.singles() == expected
+    assert "not tried: broken: cannot be imported" in caplog.text

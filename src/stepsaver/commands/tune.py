@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe-out", type=Path, metavar="FILE", help="also write the recipe there")
     parser.add_argument("--dry-run", action="store_true", help="say what would be tried and how long; run nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--jobs", choices=("local", "slurm"), default="local", help="where it runs (default: here)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="local files instead of the hub")
     parser.add_argument("--metric", metavar="M", help="what counts as accuracy, `metric,filter` of lm-eval's results")
     parser.add_argument("--dtype", default="auto", help="auto, float32, float64, bfloat16 or float16")
@@ -57,14 +57,8 @@ def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
     from stepsaver.bench.durable import exclusive
     from stepsaver.bench.session import open_session
-    from stepsaver.tune.ledger import Ledger
-    from stepsaver.tune.tuning import Tuning, with_stored_configs, write_experiment
 
     aim = _aim(options)
-    if options.jobs != "local":
-        raise UsageError(
-            f"--jobs {options.jobs}: a tuning compares timings and runs on one machine; submit this command"
-        )
     check_output_file("--recipe-out", options.recipe_out)
     experiment = _experiment(options, aim)
     prompts = _read_prompts(options)
@@ -73,19 +67,33 @@ def run(options: argparse.Namespace) -> int:
         session = open_session(experiment, model_name=options.model, has_weights=False)
         _print_plan(session, _problems(options, experiment, session, tasks, prompts), aim)
         return 0
-    check_output_folder("--out", experiment.folder)
-    settings = {"max_drop": aim.max_drop, "confidence": aim.confidence, "batch_size": options.batch_size}
-    settings |= {"model": options.model, "task": experiment.spec.tasks[0], "answer": options.answer}
-    ledger = Ledger(experiment.folder, settings)
-    with exclusive(experiment.folder.resolve() / "results"):
-        session = open_session(experiment, model_name=options.model)
-        problems = _problems(options, experiment, session, tasks, prompts)
-        experiment = with_stored_configs(experiment)
-        write_experiment(experiment)
-        with budget_progress("tuning", aim.budget) as report:
-            tuning = Tuning(experiment, session, problems, aim, report)
-            outcome = tuning.run(ledger)
+    folder = experiment.folder.resolve()
+    made = next((each for each in reversed([folder, *folder.parents]) if not each.exists()), None)
+    check_output_folder("--out", folder)
+    with exclusive(folder / "results"):
+        try:
+            session = open_session(experiment, model_name=options.model)
+            problems = _problems(options, experiment, session, tasks, prompts)
+            tuning, outcome = _tuned(experiment, session, problems, aim)
+        except UsageError:  # nothing was decided: nothing stays
+            if made is not None:
+                shutil.rmtree(made, ignore_errors=True)
+            raise
     return _show(options, tuning, outcome)
+
+
+def _tuned(
+    experiment: "Experiment", session: "Session", problems: "SplitProblems", aim: "Aim"
+) -> tuple["Tuning", "Outcome"]:
+    from stepsaver.tune.confirm import Attempts
+    from stepsaver.tune.tuning import Tuning, settings_of, with_stored_configs, write_experiment
+
+    attempts = Attempts(experiment.folder, settings_of(experiment, problems, aim))
+    experiment = with_stored_configs(experiment)
+    write_experiment(experiment)
+    with budget_progress("tuning", aim.budget) as report:
+        tuning = Tuning(experiment, session, problems, aim, report)
+        return tuning, tuning.run(attempts)
 
 
 def _aim(options: argparse.Namespace) -> "Aim":
@@ -178,17 +186,14 @@ def _problems(
 
 
 def _print_plan(session: "Session", problems: "SplitProblems", aim: "Aim") -> None:
-    from collections import Counter
-
     from stepsaver.tune.confirm import least_problems
-    from stepsaver.tune.space import DeclaredSpace
-    from stepsaver.tune.tuning import SHARE_OF_SEARCH
+    from stepsaver.tune.tuning import SHARE_OF_SEARCH, space_of
 
-    space = DeclaredSpace(session.decoding, session.model.config.layers, ("all",))
+    space = space_of(session, problems)
     names = space.singles()
-    kinds = Counter(space.candidate(name).settings[0].kind for name in names)
-    print(f"{len(names)} single changes: {', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))}")
-    print("and combinations of those that pay; layer groups follow from the drift of this model")
+    print(f"{len(names)} single changes, and combinations of those that pay:")
+    for name in names:
+        print(f"  {name}")
     search, fresh = problems.search, problems.fresh
     print(
         f"search: {search.count} problems of {search.task_run.task.name}, {SHARE_OF_SEARCH * aim.budget / 60:.1f} min"
@@ -206,10 +211,9 @@ def _show(options: argparse.Namespace, tuning: "Tuning", outcome: "Outcome") -> 
     from stepsaver.bench.durable import write_beside
     from stepsaver.evaluation.recipe import recipe_text
     from stepsaver.report.tuning_page import parallelism_line, tuning_page
-    from stepsaver.tune.record import tuning_document
 
     folder = tuning.experiment.folder
-    document = tuning_document(tuning.experiment, outcome, tuning.measure)
+    document = tuning.document(outcome)
     document["parallelism"] = _parallelism(tuning, document)
     write_beside(folder / RECORD, json.dumps(document, indent=1) + "\n")
     write_beside(folder / PAGE, tuning_page(document))
@@ -244,21 +248,24 @@ def _parallelism(tuning: "Tuning", document: dict[str, Any]) -> list[dict[str, A
 
 def outcome_lines(document: dict[str, Any]) -> list[str]:
     """The most promising candidates of the search, the attempts at confirming, and the winner's tokens per forward."""
-    from stepsaver.report.tuning_page import parallelism_line
+    from stepsaver.report.tuning_page import drop_name, parallelism_line
 
-    of = "drop" if document["measure"] == "accuracy" else "loss of agreement with plain decoding"
-    best = [each for each in document["candidates"] if each["rank"] is not None]
+    of = drop_name(document)
     lines = [f"searched {len(document['candidates'])} candidates in {document['seconds']:.0f} s; most promising:"]
-    for each in sorted(best, key=lambda one: one["rank"])[:8]:
-        lines.append(
-            f"  {each['name']}: {each['speed_up']:.2f}x, {of} {each['drop_points']:+.1f} points "
-            f"on {each['problems']} problems"
-        )
+    best = [each for each in document["candidates"] if each["rank"] is not None]
+    for each in sorted(best, key=lambda one: one["rank"]):
+        up, drop = each["speed_up"][0], each["drop_points"][0]
+        lines.append(f"  {each['name']}: {up:.2f}x, {of} {drop:+.1f} points on {each['problems']} problems")
     for each in document["attempts"]:
-        low, high = each["drop_points"][1:]
-        lines.append(
-            f"attempt {each['number']}, {each['name']}: {each['outcome']}: {each['speed_up'][0]:.2f}x "
-            f"[{each['speed_up'][1]:.2f}, {each['speed_up'][2]:.2f}], {of} {each['drop_points'][0]:+.2f} "
-            f"[{low:+.2f}, {high:+.2f}] points on {each['problems']} fresh problems"
-        )
+        line = f"attempt {each['number']}, {each['name']}: {each['outcome']}"
+        if each["outcome"] != "begun":
+            up, drop = _said(each["speed_up"], ".2f", "x"), _said([100 * bound for bound in each["drop"]], "+.2f", "")
+            line += f": {up}, {of} {drop} points on {each['problems']} fresh problems"
+        lines.append(line)
     return [*lines, *filter(None, [parallelism_line(document)])]
+
+
+def _said(values: list[float], form: str, unit: str) -> str:
+    """A value with its interval, if it has one."""
+    value, *bounds = (format(each, form) for each in values)
+    return f"{value}{unit} [{', '.join(bounds)}]" if bounds else f"{value}{unit}"

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 TUNED, NOT_TUNED = "tuned", "not tuned"
-BY_DRIFT = "by drift"  # in place of values: try the groups of layers that `calibrate` proposes for the model
 
 
 class Tuned(NamedTuple):

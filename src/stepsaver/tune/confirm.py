@@ -3,19 +3,79 @@
 Candidates are tried in an order that the search alone has settled. The first has an interval at the whole confidence,
 each further one at half the error of the one before. An interval errs on the side of the limit with half its error, so
 the probability that any attempt confirms a candidate beyond the limit is at most alpha/2 + alpha/4 + ... = alpha.
+
+An attempt is on disk before its first problem is run. A tuning that is stopped and run again therefore counts it, and
+goes on with it first, on exactly the problems on record: no candidate gets a second try at the fresh problems.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import ceil
-from typing import Literal, Protocol
+import json
+from collections.abc import Iterable, Mapping
+from math import ceil, sqrt
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from stepsaver.bench.statistics import Interval
-from stepsaver.tune.race import NEVER_SEEN, NORMAL, Observed, drop_interval, speed_interval
+from pydantic import Field
 
-Outcome = Literal["confirmed", "rejected", "undecided"]
-POWER = 0.9  # the probability of confirming a candidate that is as good as it looked
+from stepsaver.bench.documents import Stored, StoredInterval
+from stepsaver.bench.durable import write_beside
+from stepsaver.bench.store import read_json
+from stepsaver.engine.errors import UsageError
+from stepsaver.tune.observed import NORMAL, Goal, Observed, drop_interval, speed_interval
+
+POWER = 0.9  # the probability of confirming a candidate that is as good as expected
+CAUTION = 1.0  # deviations by which its drop may be worse than expected
 MOST_ATTEMPTS = 4
+
+
+class Attempt(Stored):
+    """An attempt to confirm a candidate on fresh problems; its intervals once it has ended."""
+
+    name: str
+    number: int = Field(ge=1)
+    confidence: float
+    problems: int = Field(ge=1)
+    outcome: Literal["begun", "confirmed", "rejected", "undecided"] = "begun"
+    speed_up: StoredInterval | None = None
+    drop: StoredInterval | None = None  # a share
+
+
+class AttemptsDocument(Stored):
+    settings: dict[str, Any]
+    attempts: list[Attempt]
+
+
+class Attempts:
+    """The attempts of a tuning, in its folder."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        """Reads what the folder has of a tuning with these settings; one with other settings needs another folder."""
+        self.path, self.settings = folder / "attempts.json", dict(settings)
+        self.made: list[Attempt] = []
+        if not self.path.exists():
+            return
+        document = AttemptsDocument.read(read_json(self.path))
+        if document is None or [each.number for each in document.attempts] != [*range(1, len(document.attempts) + 1)]:
+            raise UsageError(f"{self.path} is damaged: set it aside, and its results with it")
+        different = [name for name, value in self.settings.items() if document.settings.get(name) != value]
+        if different:
+            raise UsageError(
+                f"{folder} is a tuning with another {', '.join(different)}; choose another folder with --out"
+            )
+        self.made = document.attempts
+
+    @property
+    def confirmed(self) -> Attempt | None:
+        return next((each for each in self.made if each.outcome == "confirmed"), None)
+
+    def record(self, attempt: Attempt) -> None:
+        """Puts an attempt that begins or has ended on record."""
+        self.made = [*(each for each in self.made if each.number != attempt.number), attempt]
+        self.made.sort(key=lambda each: each.number)
+        self._write()
+
+    def _write(self) -> None:
+        content = AttemptsDocument(settings=self.settings, attempts=self.made).model_dump()
+        write_beside(self.path, json.dumps(content, indent=1) + "\n")
 
 
 def confidence_of(attempt: int, confidence: float) -> float:
@@ -31,82 +91,63 @@ def least_problems(limit: float, confidence: float) -> int:
     return ceil(distance * (1 - limit) / limit) + 1
 
 
-def problems_needed(observed: Observed, *, limit: float, confidence: float, most: int) -> int:
+def problems_needed(seen: Observed, goal: Goal, confidence: float) -> int:
     """Returns how many problems confirm a candidate with `POWER`, even if it is a little worse than the search saw it;
-    `most` if no number is enough.
+    all there are if no number is enough.
     """
-    least = least_problems(limit, confidence)
-    distance = limit - observed.cautious_drop()
+    drop, variance = goal.expected_drop(seen)
+    distance = goal.limit - drop - CAUTION * sqrt(variance)
     if distance <= 0:
-        return most
-    each = (observed.lost + observed.won + NEVER_SEEN) / observed.problems
+        return goal.fresh_problems
     deviations = NORMAL.inv_cdf(0.5 + confidence / 2) + NORMAL.inv_cdf(POWER)
-    return max(min(least, most), min(most, ceil(each * (deviations / distance) ** 2)))
+    needed = ceil(seen.variance * (deviations / distance) ** 2)
+    return min(max(needed, least_problems(goal.limit, confidence)), goal.fresh_problems)
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """An attempt to confirm a candidate on fresh problems."""
-
-    name: str
-    number: int
-    confidence: float
-    problems: int
-    speed_up: Interval
-    drop: Interval  # a share
-    outcome: Outcome
-
-    @property
-    def reason(self) -> str:
-        if self.outcome == "confirmed":
-            return "the drop's whole interval is within the limit, the speed-up's above 1"
-        if self.speed_up.low <= 1:
-            return "it is not surely faster than plain decoding"
-        return (
-            "its drop is surely beyond the limit"
-            if self.outcome == "rejected"
-            else "its drop's interval holds the limit"
-        )
-
-
-def judged(name: str, number: int, observed: Observed, *, limit: float, confidence: float) -> Attempt:
-    level = confidence_of(number, confidence)
-    drop, speed = drop_interval(observed, level), speed_interval(observed, level)
-    outcome: Outcome = "undecided"
+def judged(attempt: Attempt, seen: Observed, limit: float) -> Attempt:
+    drop, speed = drop_interval(seen, attempt.confidence), speed_interval(seen.speed_ups, attempt.confidence)
+    outcome = "undecided"
     if drop.high < limit and speed.low > 1:
         outcome = "confirmed"
     elif drop.low >= limit or speed.high <= 1:
         outcome = "rejected"
-    return Attempt(name, number, level, observed.problems, speed, drop, outcome)
+    return Attempt(**attempt.as_json() | {"outcome": outcome, "speed_up": speed, "drop": drop})
 
 
-class Trial(Protocol):
-    """Runs a candidate on fresh problems."""
+class FreshTrials(Protocol):
+    """Runs candidates on fresh problems."""
 
-    def __call__(self, name: str, number: int, problems: int) -> Observed | None:
-        """Runs about `problems` problems as attempt `number`; returns None if the budget does not allow it."""
+    def affordable(self, name: str, problems: int) -> int:
+        """Returns how many of these problems there is time for."""
+        ...
+
+    def run_first(self, name: str, problems: int) -> Observed | None:
+        """Runs a candidate on the first so many fresh problems; None if it is not known any more."""
         ...
 
 
-def confirm(
-    ranked: Sequence[tuple[str, Observed]],
-    trial: Trial,
-    *,
-    limit: float,
-    confidence: float,
-    most_problems: int,
-    attempts_before: int = 0,
-) -> Iterator[Attempt]:
-    """Tries candidates in their order until one is confirmed. Each sees the fresh problems once."""
-    for number, (name, searched) in enumerate(ranked, attempts_before + 1):
-        if number > MOST_ATTEMPTS:
+def confirm(attempts: Attempts, ranked: Iterable[tuple[str, Observed]], trials: FreshTrials, goal: Goal) -> None:
+    """Goes on with what has begun, then tries candidates in their order until one is confirmed."""
+    for begun in [each for each in attempts.made if each.outcome == "begun"]:
+        if attempts.confirmed is None:
+            _finish(attempts, begun, trials, goal)
+    for name, seen in ranked:
+        number = len(attempts.made) + 1
+        if attempts.confirmed or number > MOST_ATTEMPTS:
             return
-        level = confidence_of(number, confidence)
-        wanted = problems_needed(searched, limit=limit, confidence=level, most=most_problems)
-        observed = trial(name, number, wanted)
-        if observed is None:
+        if name in {each.name for each in attempts.made}:
+            continue
+        confidence = confidence_of(number, goal.confidence)
+        problems = trials.affordable(name, problems_needed(seen, goal, confidence))
+        if problems < least_problems(goal.limit, confidence):
             return
-        attempt = judged(name, number, observed, limit=limit, confidence=confidence)
-        yield attempt
-        if attempt.outcome == "confirmed":
-            return
+        begun = Attempt(name=name, number=number, confidence=confidence, problems=problems)
+        attempts.record(begun)
+        _finish(attempts, begun, trials, goal)
+
+
+def _finish(attempts: Attempts, begun: Attempt, trials: FreshTrials, goal: Goal) -> None:
+    seen = trials.run_first(begun.name, begun.problems)
+    if seen is not None:
+        assert seen.problems == begun.problems, "an attempt takes the problems that are on record"
+        attempts.record(judged(begun, seen, goal.limit))

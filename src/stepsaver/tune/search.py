@@ -4,18 +4,15 @@ The guarantee does not depend on it, only on `confirm.py`: a poor search finds l
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import ceil, inf, log2
+from math import ceil, inf
 from typing import Protocol
 
-from stepsaver.tune.race import CAUTION, Goal, Observed
+from stepsaver.tune.observed import Goal, Observed
 
-HOPELESS = 1.02  # no race could tell a speed-up below this from none
-SHARE_OF_SINGLES, SHARE_OF_COMBINATIONS = 0.35, 0.2  # of the search's time; the race has the rest
-TOGETHER = 6  # candidates that are timed beside one run of the baseline, before the race
-MOST_COMBINATIONS = 24
+SHARE_OF_SINGLES, SHARE_OF_COMBINATIONS = 0.35, 0.2  # of the search's time at most; the race has the rest
+TOGETHER = 6  # candidates that are timed beside one run of the baseline
+FINALISTS = 4  # candidates that race to the end
 LEAST_CHANCE = 0.05  # of being confirmed, to be worth fresh problems
-SURVIVORS, LEAST_SURVIVORS = 0.5, 5  # of a rung: their share, and their number at least
 
 
 class Trials(Protocol):
@@ -34,6 +31,10 @@ class Trials(Protocol):
         """Returns what is known so far; None for a candidate that was never run."""
         ...
 
+    def chunks_done(self, name: str) -> int:
+        """Returns how many chunks a candidate was run on: the first so many."""
+        ...
+
     def seconds_left(self) -> float:
         """Returns what is left of the search's budget."""
         ...
@@ -46,157 +47,79 @@ class Space(Protocol):
         """Returns the candidates that differ from plain decoding in one thing, the cheapest of each kind first."""
         ...
 
-    def family(self, name: str) -> str:
-        """Returns the name of the group that stands or falls together: few problems flatter all of it at once."""
-        ...
-
     def kind(self, name: str) -> Hashable:
         """Returns what a single change is a value of: a rule, a policy, ..."""
         ...
 
-    def is_covered(self, name: str, hopeless: Sequence[str]) -> bool:
-        """Whether a candidate is of the same kind as a hopeless one and costs at least as much."""
-        ...
-
-    def combinations(self, known: Mapping[str, Observed], goal: Goal, most: int) -> list[str]:
+    def combinations(self, known: Mapping[str, Observed], goal: Goal) -> list[str]:
         """Returns the most promising combinations of single changes, by what is known about each change."""
         ...
 
 
-@dataclass
-class Found:
-    """The result of a search."""
-
-    ranked: list[tuple[str, Observed]] = field(default_factory=list)  # the most promising first
-    out: dict[str, str] = field(default_factory=dict)  # by candidate, why it left
-    aside: list[str] = field(default_factory=list)  # those of `out` that others only seemed to be better than
-    never_run: list[str] = field(default_factory=list)  # for want of time
-
-
-def search(space: Space, trials: Trials, goal: Goal) -> Found:
-    """Tries candidates, and ranks them by the gain that can be expected to be confirmed."""
-    found, budget = Found(), trials.seconds_left()
-    tried = _try_singles(space, trials, found, goal, until=budget * (1 - SHARE_OF_SINGLES))
-    until = trials.seconds_left() - budget * SHARE_OF_COMBINATIONS
-    combined = space.combinations(_known(tried, trials), goal, MOST_COMBINATIONS)
-    tried += _try_once(combined, trials, found, until=until)
-    racing = [name for name, observed in _known(tried, trials).items() if _is_hopeful(name, observed, found)]
-    found.ranked = _ranked(_known(_race(racing, space, trials, found, goal), trials), goal)
-    while not found.ranked and found.aside and trials.seconds_left() > 0:
-        found.ranked = _ranked(_known(_race_again(space, trials, found, goal), trials), goal)
-    found.ranked = found.ranked or _ranked(_known(found.aside, trials), goal)
-    for name, _ in found.ranked:
-        found.out.pop(name, None)
-    return found
-
-
-def _ranked(standing: Mapping[str, Observed], goal: Goal) -> list[tuple[str, Observed]]:
-    """Returns the most promising first; each further one, tried only if those before it fail, is likelier to hold."""
+def search(space: Space, trials: Trials, goal: Goal) -> list[tuple[str, Observed]]:
+    """Tries candidates, and returns those worth fresh problems: the highest expected gain first, then those that are
+    likelier to hold.
+    """
+    budget = trials.seconds_left()
+    tried = _try_singles(space, trials, goal, until=budget * (1 - SHARE_OF_SINGLES))
+    combinations = space.combinations(_known(tried, trials), goal)
+    tried += _try_once(combinations, trials, until=trials.seconds_left() - budget * SHARE_OF_COMBINATIONS)
+    _race(tried, trials, goal)
     ranked: list[tuple[str, Observed]] = []
-    for name, observed in sorted(standing.items(), key=lambda each: -goal.expected_gain(each[1])):
-        is_likelier = goal.chance(observed) > (goal.chance(ranked[-1][1]) if ranked else LEAST_CHANCE)
-        if is_likelier and goal.expected_gain(observed) > 0:
-            ranked.append((name, observed))
+    for name, seen in _promising(tried, trials, goal).items():
+        if goal.chance(seen) > (goal.chance(ranked[-1][1]) if ranked else LEAST_CHANCE):
+            ranked.append((name, seen))
     return ranked
 
 
 def _known(names: Sequence[str], trials: Trials) -> dict[str, Observed]:
-    return {name: observed for name in names if (observed := trials.observed(name)) is not None}
+    return {name: seen for name in names if (seen := trials.observed(name)) is not None}
 
 
-def _try_singles(space: Space, trials: Trials, found: Found, goal: Goal, *, until: float) -> list[str]:
+def _promising(names: Sequence[str], trials: Trials, goal: Goal) -> dict[str, Observed]:
+    """Returns those that may be a gain, the most promising first."""
+    known = _known(names, trials)
+    gains = {name: gain for name, seen in known.items() if (gain := goal.gain(seen)) > 0}
+    return {name: known[name] for name in sorted(gains, key=lambda name: -gains[name])}
+
+
+def _try_singles(space: Space, trials: Trials, goal: Goal, *, until: float) -> list[str]:
     """Runs a chunk of each, and returns those that ran: one of every kind first, then more of the kinds that promise
-    most. If a setting is hopeless, none of its kind that costs as much or more is run.
+    most.
     """
     tried: list[str] = []
-    hopeless: list[str] = []
     waiting = list(space.singles())
-    while waiting:
-        covered = [name for name in waiting if space.is_covered(name, hopeless)]
-        found.out |= dict.fromkeys(covered, "not run: a cheaper setting of its kind saves nothing here")
-        waiting = [name for name in waiting if name not in covered]
-        now, waiting = waiting[:TOGETHER], waiting[TOGETHER:]
-        ran = _try_once(now, trials, found, until=until)
-        hopeless += [name for name, each in _known(ran, trials).items() if each.expected_speed_up < HOPELESS]
-        tried += ran
-        waiting = _promising_kinds_first(waiting, space, _known(tried, trials), goal)
+    while waiting and trials.seconds_left() > until:
+        tried += _try_once(waiting[:TOGETHER], trials, until=until)
+        best: dict[Hashable, float] = {}
+        for name, seen in _known(tried, trials).items():
+            best[space.kind(name)] = max(best.get(space.kind(name), -inf), goal.gain(seen))
+        waiting = sorted(waiting[TOGETHER:], key=lambda name: -best.get(space.kind(name), inf))
     return tried
 
 
-def _promising_kinds_first(
-    waiting: Sequence[str], space: Space, known: Mapping[str, Observed], goal: Goal
-) -> list[str]:
-    """Returns one of every kind that was not tried yet, then the rest, by the best that was seen of their kind."""
-    best: dict[Hashable, float] = {}
-    for name, observed in known.items():
-        kind = space.kind(name)
-        best[kind] = max(best.get(kind, -inf), goal.expected_gain(observed, caution=0.0))
-    first = {space.kind(name): name for name in reversed(waiting) if space.kind(name) not in best}
-    promise = {name: inf if name in first.values() else best.get(space.kind(name), -inf) for name in waiting}
-    return sorted(waiting, key=lambda name: -promise[name])
-
-
-def _try_once(names: Sequence[str], trials: Trials, found: Found, *, until: float) -> list[str]:
+def _try_once(names: Sequence[str], trials: Trials, *, until: float) -> list[str]:
     """Runs the first chunk of candidates, a few at a time, while there is time. Returns those that ran."""
     ran: list[str] = []
     for start in range(0, len(names), TOGETHER):
-        now = names[start : start + TOGETHER]
-        if trials.seconds_left() <= until:
-            found.never_run += now
-        else:
-            trials.run(now, 0)
-            ran += now
+        if trials.seconds_left() > until:
+            ran += names[start : start + TOGETHER]
+            trials.run(names[start : start + TOGETHER], 0)
     return ran
 
 
-def _is_hopeful(name: str, observed: Observed, found: Found) -> bool:
-    if observed.expected_speed_up >= HOPELESS:
-        return True
-    found.out[name] = f"it saves nothing here: {observed.expected_speed_up:.2f}x after {observed.problems} problems"
-    return False
-
-
-def _race(racing: list[str], space: Space, trials: Trials, found: Found, goal: Goal) -> list[str]:
-    """Successive halving: each rung takes as long as the others, with half the candidates on twice the problems."""
-    done = 1  # chunks
-    rungs = max(1, ceil(log2(max(len(racing), 2) / LEAST_SURVIVORS)) + 2)
-    for rung in range(rungs):
-        racing = _survivors(racing, space, trials, found, goal, caution=CAUTION * rung / rungs)
-        share = trials.seconds_left() / (rungs - rung)
-        until = trials.seconds_left() - share
-        while racing and done < trials.chunks and trials.seconds_left() > max(until, 0.0):
-            trials.run(racing, done)
-            done += 1
-    return _inside(racing, trials, found, goal)
-
-
-def _race_again(space: Space, trials: Trials, found: Found, goal: Goal) -> list[str]:
-    """Races those set aside, once all that promised more fell. Each time fewer are set aside, so it ends."""
-    racing, found.aside = found.aside, []
-    for name in racing:
-        del found.out[name]
-    return _race(racing, space, trials, found, goal)
-
-
-def _survivors(
-    racing: list[str], space: Space, trials: Trials, found: Found, goal: Goal, *, caution: float
-) -> list[str]:
-    """Returns the more promising half of those that their intervals allow, and the most promising of each family."""
-    known = _known(_inside(racing, trials, found, goal), trials)
-    ordered = sorted(known, key=lambda name: -goal.expected_gain(known[name], caution))
-    kept = max(LEAST_SURVIVORS, ceil(len(racing) * SURVIVORS))
-    first = {space.family(name): name for name in reversed(ordered)}
-    surviving = [name for rank, name in enumerate(ordered) if rank < kept or name in first.values()]
-    for name in ordered:
-        if name not in surviving:
-            found.aside.append(name)
-            found.out[name] = f"after {known[name].problems} problems others promised more"
-    return surviving
-
-
-def _inside(racing: Sequence[str], trials: Trials, found: Found, goal: Goal) -> list[str]:
-    known = _known(racing, trials)
-    best = goal.best_lower_bound(known.values())
-    reasons = {name: reason for name, each in known.items() if (reason := goal.why_out(each, best))}
-    found.out |= reasons
-    return [name for name in known if name not in reasons]
+def _race(names: Sequence[str], trials: Trials, goal: Goal) -> None:
+    """Halves in small steps: as the time goes by, fewer of the most promising are run on their next problems. One that
+    falls back makes room for one that was behind it.
+    """
+    time = max(trials.seconds_left(), 1e-9)
+    while (left := trials.seconds_left()) > 0:
+        ordered = list(_promising(names, trials, goal))
+        width = len(names) * (FINALISTS / max(len(names), FINALISTS)) ** min(2 * (1 - left / time), 1)
+        racing = [name for name in ordered[: ceil(width)] if trials.chunks_done(name) < trials.chunks]
+        if not racing:  # the finalists have run on everything
+            racing = [name for name in ordered if trials.chunks_done(name) < trials.chunks][:FINALISTS]
+        if not racing:
+            return
+        done = min(map(trials.chunks_done, racing))
+        trials.run([name for name in racing if trials.chunks_done(name) == done][:TOGETHER], done)

@@ -3,15 +3,17 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 
 from stepsaver.bench.cells import CellRun, Opening, open_cells, run_missing
+from stepsaver.bench.documents import Timing
 from stepsaver.bench.experiment import ConfigSpec
-from stepsaver.bench.store import Timing
-from stepsaver.bench.summarise import chunk_pairs, speed_ups
+from stepsaver.bench.session import Chunk
+from stepsaver.bench.timings import chunk_pairs, speed_ups
+from stepsaver.tune.observed import Observed
 from stepsaver.tune.problems import Problems
-from stepsaver.tune.race import Observed
 
 BASELINE = "baseline"
 BUSY = 0.5  # cores that other processes use while a chunk is timed: it then counts only if no chunk was quieter
@@ -25,7 +27,7 @@ class BenchTrials:
 
     problems: Problems
     results: Path
-    config_of: Callable[[str], ConfigSpec]
+    config_of: Callable[[str], ConfigSpec | None]
     until: float  # on the monotonic clock
     report: Report
     cells: dict[str, CellRun] = field(default_factory=dict)
@@ -54,55 +56,48 @@ class BenchTrials:
         )
 
     def _open(self, names: Sequence[str]) -> None:
-        new = [self.config_of(name) for name in names if name not in self.cells]
+        new = [config for name in names if name not in self.cells and (config := self.config_of(name))]
         if new:
             self.cells |= open_cells(self.problems.task_run, new, self.results, Opening(""))
 
-    def observed(self, name: str) -> Observed | None:
-        return self.observed_on(name, self.chunks)
+    def chunks_done(self, name: str) -> int:
+        return len(self._done(name))
 
-    def observed_on(self, name: str, chunks: int) -> Observed | None:
-        """Returns what is known of a candidate on the first chunks of the problems; None if it was not run on any."""
+    def _done(self, name: str) -> list[Chunk]:
+        """The first chunks, as far as both the candidate and the baseline have been run on them."""
         if name not in self.cells:
-            return None
+            return []
         ours, baseline = self.cells[name], self.cells[BASELINE]
-        shared = [each for each in self.problems.chunks[:chunks] if ours.has(each) and baseline.has(each)]
-        if not shared:
+        return list(takewhile(lambda chunk: ours.has(chunk) and baseline.has(chunk), self.problems.chunks))
+
+    def observed(self, name: str, chunks: int | None = None) -> Observed | None:
+        """Returns what is known of a candidate on the first chunks of the problems; None if it was not run on any."""
+        done = self._done(name)[:chunks]
+        if not done:
             return None
-        for chunk in shared:
-            if (name, chunk.number) not in self.known:
-                differences = self.problems.differences(ours, baseline, chunk)
-                lost, won = (sum(max(0.0, side * each) for each in differences) for side in (1, -1))
-                self.known[name, chunk.number] = (len(differences), lost, won)
-        counts = [self.known[name, chunk.number] for chunk in shared]
+        counts = [self._counted(name, chunk) for chunk in done]
         problems, lost, won = (sum(each[index] for each in counts) for index in range(3))
-        numbers = {chunk.number for chunk in shared}
-        pairs = [
-            pair
-            for pair in chunk_pairs(ours.stored.counting_timings, baseline.stored.counting_timings)
-            if pair[0].chunk in numbers
-        ]
-        return Observed(int(problems), lost, won, smaller_speed_ups(pairs), _predicted(pairs))
+        return Observed(int(problems), lost, won, self._speed_ups(name, {chunk.number for chunk in done}))
 
-    def seconds_per_problem(self, name: str) -> float | None:
-        """Returns the mean over what is measured of a candidate so far; None if nothing is."""
+    def _counted(self, name: str, chunk: Chunk) -> tuple[int, float, float]:
+        if (name, chunk.number) not in self.known:
+            differences = self.problems.differences(self.cells[name], self.cells[BASELINE], chunk)
+            lost, won = (sum(max(0.0, side * each) for each in differences) for side in (1, -1))
+            self.known[name, chunk.number] = (len(differences), lost, won)
+        return self.known[name, chunk.number]
+
+    def _speed_ups(self, name: str, chunks: set[int]) -> tuple[float, ...]:
+        """Returns a speed-up per chunk, by tokens per second or by seconds per sample, whichever is smaller."""
+        pairs = chunk_pairs(self.cells[name].stored.counting_timings, self.cells[BASELINE].stored.counting_timings)
+        newest = [pair for pair in {pair[0].chunk: pair for pair in pairs}.values() if pair[0].chunk in chunks]
+        quiet = [pair for pair in newest if not any(map(_was_busy, pair))]
+        return tuple(min(speed_ups(quiet or newest).values(), key=fmean)) if newest else ()
+
+    def seconds_per_problem(self, name: str) -> float:
+        """Returns the mean over what is measured of a candidate so far; 0 if nothing is."""
         timings = self.cells[name].stored.own_timings if name in self.cells else []
-        samples = sum(each.samples for each in timings)
-        return sum(each.seconds for each in timings) / samples if samples else None
+        return sum(each.seconds for each in timings) / max(sum(each.samples for each in timings), 1)
 
 
-def smaller_speed_ups(pairs: list[tuple[Timing, Timing]]) -> tuple[float, ...]:
-    """Returns a speed-up per undisturbed chunk, by tokens per second or by seconds per sample, whichever is smaller."""
-    if not pairs:
-        return ()
-    newest = {ours.chunk: (ours, base) for ours, base in pairs}
-    quiet = [pair for pair in newest.values() if all((each.other_cores or 0.0) < BUSY for each in pair)]
-    return tuple(min(speed_ups(quiet or list(newest.values())).values(), key=fmean))
-
-
-def _predicted(pairs: list[tuple[Timing, Timing]]) -> float | None:
-    """Returns the speed-up per problem that this machine's row costs predict; None if they were not measured."""
-    seconds = [[each.predicted_seconds or 0.0 for each in pair] for pair in pairs]
-    if not seconds or not all(map(all, seconds)):
-        return None
-    return sum(base for _, base in seconds) / sum(ours for ours, _ in seconds)
+def _was_busy(timing: Timing) -> bool:
+    return (timing.other_cores or 0.0) >= BUSY

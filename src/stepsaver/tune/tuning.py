@@ -1,34 +1,33 @@
 """A tuning from its settings to its outcome: an experiment that grows with each candidate, a search, a confirmation."""
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from stepsaver.bench.calibration import calibrate
 from stepsaver.bench.durable import write_beside
 from stepsaver.bench.experiment import ConfigSpec, Experiment
 from stepsaver.bench.experiment_file import FILE, read_experiment
-from stepsaver.bench.identity import device_name
+from stepsaver.bench.identity import device_name, run_id
 from stepsaver.bench.session import Session
-from stepsaver.bench.stored_costs import store_row_costs
+from stepsaver.bench.statistics import Interval
 from stepsaver.engine import registry
-from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.recipe import Figure, MadeFor, Measured, Recipe, versions_here
-from stepsaver.tune.confirm import MOST_ATTEMPTS, Attempt, confidence_of, confirm, least_problems
-from stepsaver.tune.ledger import Ledger
+from stepsaver.tune.confirm import MOST_ATTEMPTS, Attempt, Attempts, confirm, least_problems
+from stepsaver.tune.observed import Goal, Observed, drop_interval, speed_interval
 from stepsaver.tune.problems import Problems, SplitProblems
-from stepsaver.tune.race import Goal, Observed
-from stepsaver.tune.search import Found, search
+from stepsaver.tune.search import search
 from stepsaver.tune.space import Candidate, DeclaredSpace
 from stepsaver.tune.trials import BASELINE, BenchTrials, Report
 
 SHARE_OF_SEARCH = 0.5  # of the budget; the rest is for confirming
-CALIBRATED_ON, CALIBRATED_TOKENS = 8, 64
+Ranked = Sequence[tuple[str, Observed]]
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,43 @@ class Aim:
 class Outcome:
     """The outcome of a tuning: a confirmed candidate, or why there is none."""
 
-    found: Found
+    ranked: Ranked
     attempts: list[Attempt]
-    observed: dict[str, Observed] = field(default_factory=dict)  # on the search's problems
+    observed: dict[str, Observed]  # on the search's problems
+    never_run: list[str]  # for want of time
     recipe: Recipe | None = None
     sentence: str = ""
     seconds: float = 0.0
+
+
+@dataclass
+class FreshTrials:
+    """Candidates on the problems that the search never saw."""
+
+    trials: BenchTrials
+    searched: BenchTrials
+
+    def affordable(self, name: str, problems: int) -> int:
+        """Returns how many of these problems, in whole chunks, the time left allows by the timings of the search."""
+        each = self.searched.seconds_per_problem(BASELINE) + self.searched.seconds_per_problem(name)
+        most = max(self.trials.seconds_left(), 0.0) / max(each, 1e-9)
+        counts = self._counts()
+        needed = next(count for count in counts if count >= problems)
+        return max((count for count in counts if count <= min(needed, most)), default=0)
+
+    def run_first(self, name: str, problems: int) -> Observed | None:
+        if problems not in self._counts():
+            raise UsageError(f"the attempt at {name} is of {problems} problems, which are no whole chunks")
+        if self.trials.config_of(name) is None:
+            return None
+        chunks = self._counts().index(problems) + 1
+        for chunk in range(chunks):
+            self.trials.run([name], chunk)
+        return self.trials.observed(name, chunks)
+
+    def _counts(self) -> list[int]:
+        """How many problems the first chunks have: of one, of two, ..."""
+        return list(accumulate(len(chunk.samples) for chunk in self.trials.problems.chunks))
 
 
 class Tuning:
@@ -66,121 +96,59 @@ class Tuning:
         self.results = experiment.folder.resolve() / "results"
         self.configs = {config.name: config for config in experiment.configs}
         self.started = time.monotonic()
-        is_scored = problems.search.task_run.task.path == "scoring"
-        self.space = DeclaredSpace(session.decoding, session.model.config.layers, is_scored=is_scored)
+        self.space = space_of(session, problems)
 
-    @property
-    def measure(self) -> str:
-        return self.problems.search.measure
-
-    def run(self, ledger: Ledger) -> Outcome:
-        aim = self.aim
-        settled = next((each for each in ledger.attempts if each.outcome == "confirmed"), None)
-        trials = self._trials(self.problems.search, self.started + SHARE_OF_SEARCH * aim.budget)
-        self._prepare(trials)
-        goal = Goal(aim.limit, aim.confidence, self.problems.fresh.count)
-        found = search(self.space, trials, goal)
-        outcome = Outcome(found, list(ledger.attempts))
-        if settled is None:
-            outcome.attempts += self._confirm(found, ledger)
-        outcome.observed = {name: each for name in self.space.known if (each := trials.observed(name))}
-        confirmed = next((each for each in outcome.attempts if each.outcome == "confirmed"), None)
-        if confirmed is not None:
-            outcome.recipe = self._recipe(confirmed)
-        outcome.sentence = self._sentence(outcome, trials)
+    def run(self, attempts: Attempts) -> Outcome:
+        searched = self._trials(self.problems.search, SHARE_OF_SEARCH * self.aim.budget)
+        fresh = FreshTrials(self._trials(self.problems.fresh, self.aim.budget), searched)
+        self._prepare(searched)
+        goal = Goal(self.aim.limit, self.aim.confidence, self.problems.fresh.count)
+        ranked = search(self.space, searched, goal)
+        if attempts.confirmed is None:
+            confirm(attempts, ranked, fresh, goal)
+        observed = {name: seen for name in self.space.known if (seen := searched.observed(name))}
+        never_run = [name for name in self.space.known if name not in observed]
+        outcome = Outcome(ranked, attempts.made, observed, never_run)
+        if attempts.confirmed is not None:
+            outcome.recipe = self._recipe(attempts.confirmed)
+        outcome.sentence = self._sentence(outcome)
         outcome.seconds = time.monotonic() - self.started
         return outcome
 
-    def _trials(self, problems: Problems, until: float) -> BenchTrials:
-        return BenchTrials(problems, self.results, self._config_of, until, self.report)
+    def _trials(self, problems: Problems, seconds: float) -> BenchTrials:
+        return BenchTrials(problems, self.results, self._config_of, self.started + seconds, self.report)
 
     def _prepare(self, trials: BenchTrials) -> None:
-        """Measures row costs, proposes layer groups, and refuses a budget that is too small for a verdict."""
-        self.report("measuring what rows take")
-        costs = self.session.measure_rows()
-        trials.run([], 0)
-        store_row_costs(self.results / self.problems.search.task_run.folder_name, self.session.identity, costs)
-        each = trials.seconds_per_problem(BASELINE)
-        assert each is not None, "the baseline has a chunk"
-        self._require_time(each)
-        self.report("measuring drift")
-        self.space.layer_groups = tuple(self._layer_groups())
-
-    def _require_time(self, seconds_per_problem: float) -> None:
-        least = least_problems(self.aim.limit, self.aim.confidence)
+        """Measures what `auto` decides by, and refuses a budget that is too small for a verdict."""
+        aim, least = self.aim, least_problems(self.aim.limit, self.aim.confidence)
         if least > self.problems.fresh.count:
             raise UsageError(
-                f"a drop below {self.aim.max_drop:g} points at {100 * self.aim.confidence:g} % needs at least {least} "
+                f"a drop below {aim.max_drop:g} points at {100 * aim.confidence:g} % needs at least {least} "
                 f"fresh problems, and there are {self.problems.fresh.count}"
             )
-        needed = 2 * least * seconds_per_problem / (1 - SHARE_OF_SEARCH)
-        if needed > self.aim.budget:
+        self.report("measuring what rows take")
+        self.session.measure_rows()
+        trials.run([], 0)
+        needed = 2 * least * trials.seconds_per_problem(BASELINE) / (1 - SHARE_OF_SEARCH)
+        if needed > aim.budget:
             raise UsageError(
-                f"--budget {self.aim.budget / 60:.1f} min is too small for a verdict: the {least} fresh problems that "
-                f"{self.aim.max_drop:g} points need at least, and a search, take about {needed / 60:.1f} min here"
+                f"--budget {aim.budget / 60:.1f} min is too small for a verdict: the {least} fresh problems that "
+                f"{aim.max_drop:g} points need at least, and a search, take about {needed / 60:.1f} min here"
             )
 
-    def _layer_groups(self) -> list[str]:
-        requests = self.problems.search.chunks[0].requests[:CALIBRATED_ON]
-        if self.problems.search.task_run.task.path != "generation":
-            return []
-        prompts = [Prompt(tuple(self.session.tokenizer.encode(each.args[0]))) for each in requests]
-        engine = Engine(self.session.model, batch_size=self.session.batch_size, decoding=self.session.decoding)
-        try:
-            return list(calibrate(engine, prompts, max_new_tokens=CALIBRATED_TOKENS)["groups"])
-        except UsageError:  # no block took a second step: nothing to reuse either
-            return []
-
-    def _config_of(self, name: str) -> ConfigSpec:
-        """Returns the config of a candidate, after writing it to the experiment's file."""
-        if name not in self.configs:
-            self.configs[name] = config_of(self.space.candidate(name))
+    def _config_of(self, name: str) -> ConfigSpec | None:
+        """Returns the config of a candidate, after writing it to the experiment's file; None if nobody knows it."""
+        if name not in self.configs and name in self.space.known:
+            self.configs[name] = config_of(self.space.known[name])
             self.experiment = replace(self.experiment, configs=tuple(self.configs.values()))
             write_experiment(self.experiment)
-        return self.configs[name]
-
-    def _confirm(self, found: Found, ledger: Ledger) -> Iterator[Attempt]:
-        trials = self._trials(self.problems.fresh, self.started + self.aim.budget)
-        done = {attempt.name for attempt in ledger.attempts}
-        ranked = [each for each in found.ranked if each[0] not in done]
-        begun = ledger.unfinished.name if ledger.unfinished else None
-        ranked.sort(key=lambda each: each[0] != begun)
-        is_resumed = bool(ranked) and ranked[0][0] == begun
-
-        def trial(name: str, number: int, problems: int) -> Observed | None:
-            size = len(trials.problems.chunks[0].samples)
-            affordable = self._affordable(trials, name)
-            least = least_problems(self.aim.limit, confidence_of(number, self.aim.confidence))
-            if min(problems, affordable) < least and name != begun:
-                return None
-            wanted = ledger.begin(name, number, min(problems, affordable))
-            chunks = min(trials.chunks, -(-wanted // size))
-            for chunk in range(chunks):
-                trials.run([name], chunk)
-            return trials.observed_on(name, chunks)
-
-        for attempt in confirm(
-            ranked,
-            trial,
-            limit=self.aim.limit,
-            confidence=self.aim.confidence,
-            most_problems=self.problems.fresh.count,
-            attempts_before=len(ledger.entries) - is_resumed,
-        ):
-            ledger.end(attempt)
-            yield attempt
-
-    def _affordable(self, trials: BenchTrials, name: str) -> int:
-        """Returns how many fresh problems the time left allows, by the timings of the search."""
-        searched = self._trials(self.problems.search, 0.0)
-        searched.run([name], 0)  # stored already: this only opens the cells
-        each = [searched.seconds_per_problem(one) or 0.0 for one in (BASELINE, name)]
-        return int(max(trials.seconds_left(), 0.0) / max(sum(each), 1e-9))
+        return self.configs.get(name)
 
     def _recipe(self, attempt: Attempt) -> Recipe:
         config, session = self.configs[attempt.name], self.session
         decoder = config.decoder(self.experiment.spec.decoding)
-        drop = attempt.drop.scaled(100)
+        assert attempt.speed_up, "a confirmed attempt has ended"
+        assert attempt.drop
         return Recipe(
             decode=decoder.text,
             rules=config.rules,
@@ -204,45 +172,88 @@ class Tuning:
                 against=session.engine(self.experiment, self.configs[BASELINE]).decoder.description,
                 max_drop=self.aim.max_drop,
                 speed_up=_figure(attempt.speed_up, 4),
-                drop_points=_figure(drop, 3),
+                drop_points=_figure(attempt.drop.scaled(100), 3),
             ),
         )
 
-    def _sentence(self, outcome: Outcome, trials: BenchTrials) -> str:
-        limit = f"{self.aim.max_drop:g} point{'s' * (self.aim.max_drop != 1)} of {self.measure}"
-        if outcome.recipe is not None and outcome.recipe.measured is not None:
+    def _sentence(self, outcome: Outcome) -> str:
+        limit = f"{self.aim.max_drop:g} point{'s' * (self.aim.max_drop != 1)} of {self.problems.search.measure}"
+        tried = {each.name for each in outcome.attempts}
+        if outcome.recipe is not None:
             name = next(each.name for each in outcome.attempts if each.outcome == "confirmed")
             return f"Confirmed: {name}: {outcome.recipe.measured}."
-        undecided = [each for each in outcome.attempts if each.outcome == "undecided"]
-        tried = {each.name for each in outcome.attempts}
-        untried = [name for name, _ in outcome.found.ranked if name not in tried]
-        if outcome.found.never_run and not undecided:
-            many = len(outcome.found.never_run) + len(untried)
-            return f"Undecided: nothing keeps within {limit} yet, and there was no time to try {many} candidates."
-        if undecided or (untried and len(outcome.attempts) < MOST_ATTEMPTS):
-            return (
-                f"Undecided: nothing is confirmed to keep within {limit} yet. {self._what_is_needed(outcome, trials)}"
-            )
+        undecided = [each.name for each in outcome.attempts if each.outcome in ("undecided", "begun")]
+        waiting = [name for name, _ in outcome.ranked if name not in tried] if len(tried) < MOST_ATTEMPTS else []
+        if undecided or waiting or outcome.never_run:
+            why = [f"the fresh problems do not decide about {', '.join(undecided)}"] if undecided else []
+            why += [f"no time was left to confirm {waiting[0]}"] if waiting else []
+            why += [f"{len(outcome.never_run)} candidates were never run"] if outcome.never_run else []
+            return f"Undecided: nothing is confirmed to keep within {limit} yet: {'; '.join(why)}."
         return f"Nothing within {limit} beats plain decoding: of {len(outcome.observed)} candidates none was confirmed."
 
-    def _what_is_needed(self, outcome: Outcome, trials: BenchTrials) -> str:
-        """Says how much more would decide about the most promising candidate."""
-        name, searched = outcome.found.ranked[0] if outcome.found.ranked else ("", None)
-        undecided = next((each for each in outcome.attempts if each.outcome == "undecided"), None)
-        drop = undecided.drop.value if undecided else searched.drop if searched else 0.0
-        if drop >= self.aim.limit:
-            return "The most promising candidate lies beyond the limit as measured."
-        number = len(outcome.attempts) + 1
-        problems = least_problems(self.aim.limit, confidence_of(number, self.aim.confidence))
-        if undecided is not None:
-            width = (undecided.drop.high - undecided.drop.value) / (self.aim.limit - drop)
-            problems, name = max(problems, int(undecided.problems * width**2) + 1), undecided.name
-        each = [trials.seconds_per_problem(one) or 0.0 for one in (BASELINE, name)]
-        minutes = problems * sum(each) / (1 - SHARE_OF_SEARCH) / 60
-        return f"About {problems} fresh problems, a budget of {minutes:.0f} min, would decide about {name}."
+    def document(self, outcome: Outcome) -> dict[str, Any]:
+        """`tuning.json`: everything that was tried and what came of it."""
+        ranks = {name: rank for rank, (name, _) in enumerate(outcome.ranked, 1)}
+        candidates = []
+        for name, seen in sorted(outcome.observed.items(), key=lambda each: -each[1].speed_up):
+            drop, speed = drop_interval(seen, 0.95).scaled(100), speed_interval(seen.speed_ups, 0.95)
+            candidates.append(
+                {
+                    "name": name,
+                    "problems": seen.problems,
+                    "speed_up": _finite([seen.speed_up, speed.low, speed.high]),
+                    "drop_points": list(drop),
+                    "rank": ranks.get(name),
+                }
+            )
+        spec = self.experiment.spec
+        return {
+            "experiment": self.experiment.name,
+            "question": spec.question,
+            "model": spec.model,
+            "task": spec.tasks[0],
+            "batch_size": spec.batch_size,
+            "max_drop": self.aim.max_drop,
+            "measure": self.problems.search.measure,
+            "sentence": outcome.sentence,
+            "outcome": {"Confirmed": "confirmed", "Undecided": "undecided"}.get(
+                outcome.sentence.partition(":")[0], "rejected"
+            ),
+            "seconds": outcome.seconds,
+            "candidates": candidates,
+            "never_run": outcome.never_run,
+            "attempts": [
+                {**each.model_dump(), "speed_up": each.speed_up and _finite(each.speed_up)} for each in outcome.attempts
+            ],
+            "recipe": outcome.recipe.model_dump(mode="json", exclude_none=True) if outcome.recipe else None,
+        }
 
 
-def _figure(interval: Any, digits: int) -> Figure:
+def space_of(session: Session, problems: SplitProblems) -> DeclaredSpace:
+    is_scored = problems.search.task_run.task.path == "scoring"
+    return DeclaredSpace(session.decoding, session.model.config.layers, is_scored=is_scored)
+
+
+def settings_of(experiment: Experiment, problems: SplitProblems, aim: Aim) -> dict[str, Any]:
+    """What attempts are made with. A tuning that is run again with anything else is another one."""
+    spec, fresh = experiment.spec, problems.fresh.task_run
+    return {
+        "max_drop": aim.max_drop,
+        "confidence": aim.confidence,
+        "batch_size": spec.batch_size,
+        "model": spec.model,
+        "task": spec.tasks[0],
+        "answer": problems.fresh.pattern and problems.fresh.pattern.pattern,
+        "version of model, data or engine": run_id(fresh.identity(experiment.config(BASELINE))),
+    }
+
+
+def _finite(interval: Sequence[float]) -> list[float]:
+    """The value alone where it has no bounds, which JSON does not know."""
+    return list(interval) if isfinite(interval[-1]) else [interval[0]]
+
+
+def _figure(interval: Interval, digits: int) -> Figure:
     return Figure(**{name: round(value, digits) for name, value in interval._asdict().items()})
 
 

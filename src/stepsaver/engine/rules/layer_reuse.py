@@ -11,7 +11,7 @@ from stepsaver.engine.rows import Rows, row_set, row_sets
 from stepsaver.engine.rules.layer_groups import check_group_name, layer_group
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
-from stepsaver.engine.tuned import BY_DRIFT, tuned
+from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 
@@ -38,7 +38,7 @@ class LayerReuse(Rule):
     )
 
     k: int = field(metadata=tuned(2, 3))
-    layers: str = field(default="last", metadata=tuned(BY_DRIFT))
+    layers: str = field(default="last", metadata=tuned("last", "middle", "first", is_ordered=False))
     mode: Literal["output", "delta", "mlp"] = field(
         default="delta", metadata=tuned("mlp", "delta", "output", is_ordered=False)
     )
