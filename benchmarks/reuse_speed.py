@@ -25,8 +25,9 @@ from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.policies.fixed import Fixed
-from stepsaver.engine.policies.policy import Candidates, Choice, Policy, by_confidence
+from stepsaver.engine.policies.policy import Candidates, Policy, by_confidence
 from stepsaver.engine.row_costs import planning_of, predicted_speed_up_here
+from stepsaver.engine.rows import Rows
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
 from stepsaver.engine.view import StepView
@@ -67,14 +68,14 @@ class AsThe7B:
 
     name: ClassVar[str] = "as_the_7b"
 
-    def choose(self, candidates: Candidates, view: StepView) -> Choice:
+    def choose(self, candidates: Candidates, view: StepView) -> Rows:
         step = view.steps_in_sub_block
         ranked = [row for row, _ in by_confidence(candidates)]
         first = (view.sub_block & -view.sub_block).bit_length() - 1
         if first in ranked and (step == 0 or step == 1):
             ranked.remove(first)
             ranked.insert(0 if step == 1 else len(ranked), first)
-        return Choice(sum(1 << row for row in ranked[: 1 if step < 4 else 2]))
+        return sum(1 << row for row in ranked[: 1 if step < 4 else 2])
 
 
 PACES: dict[str, Policy] = {"two rows a step": Fixed(2), "as the 7B": AsThe7B()}

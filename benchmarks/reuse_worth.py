@@ -1,7 +1,7 @@
 """What every rule is worth on the embedded word problems: accuracy and speed, paired and interleaved.
 
-The first configuration is the baseline. Controls at equal speed (lower thresholds, factor, forced, random rows) say
-whether a rule beats doing nothing clever.
+The first configuration is the baseline. Controls at equal speed (lower thresholds, factor, output reuse, random rows)
+say whether a rule beats doing nothing clever.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def configurations() -> dict[str, Config]:
         configs[f"control: threshold {threshold}"] = Config((), f"threshold:threshold={threshold}")
     configs["control: factor 0.5"] = Config((), "factor:factor=0.5")
     configs["control: factor 1"] = Config((), "factor:factor=1.0")
-    configs["control: forced 2"] = Config((), "forced:k=2")
+    configs["control: output 2"] = Config(("layer_reuse:k=2,mode=output",))
     for budget in (2, 4):
         rules = ("previous_row:refresh=block", f"trim:level=random,budget={budget}")
         configs[f"control: window + trim random {budget}"] = Config(rules)

@@ -12,7 +12,7 @@ from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.architecture import Architecture
 from stepsaver.engine.plan import LayerRows, StepPlan
-from stepsaver.engine.policies.policy import Candidates, Choice, Policy, by_confidence
+from stepsaver.engine.policies.policy import Candidates, Policy, by_confidence
 from stepsaver.engine.rows import Rows, row_list, rows_between
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Architecture",
     "Candidates",
-    "Choice",
     "DecodingSettings",
     "LayerRows",
     "Policy",

@@ -177,7 +177,7 @@ def test_drafts_begin_beside_the_prefill(models) -> None:
 
 
 def test_policies_with_steps_of_their_own_join_too(models) -> None:
-    for text in ("forced:k=3", "fixed:rows=3", "quota:steps=3"):
+    for text in ("fixed:rows=3", "quota:steps=3"):
         options = {"policy": parse_policy(text)}
         prompts = [Prompt(tuple(range(5, 18)), None, 30)]
         joined = decoded(engine_of(models["next"], "on", **options), prompts)

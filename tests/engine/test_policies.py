@@ -14,10 +14,10 @@ from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.policies.policy import Candidates, Choice, Policy, chosen_policy, parse_policy
+from stepsaver.engine.policies.policy import Candidates, Policy, chosen_policy, parse_policy
 from stepsaver.engine.policies.policy import policy_text as text_of
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rows import describe, is_subset, row_list
+from stepsaver.engine.rows import Rows, describe, is_subset, row_list
 from stepsaver.engine.trace import DENOISING
 from stepsaver.engine.view import StepView
 from tests.engine.views import at, seen
@@ -87,9 +87,9 @@ PROMPTS = [tuple(range(5, 8)), tuple(range(5, 28)), (9,)]
 def chosen(text: str, sure: dict[int, float], **view: Any) -> str:
     policy = parse_policy(text)
     masked = ",".join(map(str, sure))
-    choice = policy.choose(Candidates(tuple(sure), tuple(sure.values())), seen(masked, **({"in_sub_block": 0} | view)))
-    assert choice.steps == 1
-    return describe(choice.rows)
+    return describe(
+        policy.choose(Candidates(tuple(sure), tuple(sure.values())), seen(masked, **({"in_sub_block": 0} | view)))
+    )
 
 
 @pytest.mark.parametrize(("text", "sure", "expected"), CHOICES)
@@ -111,7 +111,7 @@ def test_the_remainder_of_a_quota_goes_to_the_first_steps(steps: int, sub_block:
 
 
 def test_every_policy_is_tested() -> None:
-    names = registry.found_in("stepsaver.engine.policies").keys() - {"forced"}
+    names = registry.found_in("stepsaver.engine.policies").keys()
     assert {text.partition(":")[0] for text in TEXTS} == WRONG.keys() == names
 
 
@@ -159,12 +159,11 @@ class Watched:
     policy: Policy
     choices: int = 0
 
-    def choose(self, candidates: Candidates, view: StepView) -> Choice:
+    def choose(self, candidates: Candidates, view: StepView) -> Rows:
         choice = self.policy.choose(candidates, view)
-        assert choice.rows, "a step makes progress"
-        assert is_subset(choice.rows, view.candidates), "only masked rows of the sub-block are revealed"
+        assert choice, "a step makes progress"
+        assert is_subset(choice, view.candidates), "only masked rows of the sub-block are revealed"
         assert candidates.rows == row_list(view.candidates)
-        assert choice.steps >= 1
         self.choices += 1
         return choice
 

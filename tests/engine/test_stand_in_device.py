@@ -32,7 +32,6 @@ FIRST = {name: texts[:1] for name, texts in ACTING.items()}  # of each rule, in 
 ASKING = "adaptive_layers"  # reads the drift in the middle of a forward
 # Settings of policies that need some, or have more than one way to decode; the others are tried as they are.
 SETTINGS = {
-    "forced": ["forced:k=2"],
     "quota": ["quota:steps=2"],
 }
 POLICIES = [text for name in registry.found_in("stepsaver.engine.policies") for text in SETTINGS.get(name, [name])]

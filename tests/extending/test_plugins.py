@@ -21,7 +21,7 @@ from tests.extending.fake_package import write_package
 MODULE = """
 from dataclasses import dataclass, field
 from typing import ClassVar
-from stepsaver.extending import Architecture, Choice, Rule, Shares, TaskDeclaration
+from stepsaver.extending import Architecture, Rule, Shares, TaskDeclaration
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FirstRow:
     name: ClassVar[str] = "first_row"
 
     def choose(self, candidates, view):
-        return Choice(1 << candidates.rows[0])
+        return 1 << candidates.rows[0]
 
 
 MINE = Architecture("MineForCausalLM", attention_bias=None, output_bias=False, mask_id=None, block_size=4)

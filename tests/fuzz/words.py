@@ -20,7 +20,7 @@ WORDS = [
     "[", "{0}", "meta", "xpu", "mps", "cuda:99", "cpu:-1", "slurm", "none", "model", "data", "experiments/tiny", "a/b",
     "prompts.jsonl", "ids.jsonl", "requests.jsonl", "tiny", "baseline", "previous", "mini_ifeval", "gsm8k", "float16",
     "trim:level=drift", "trim:budget=nan", "layer_reuse:k=2,layers=0", "layer_reuse:k=9,layers=0-99999999999",
-    "adaptive_layers:probe=1,threshold=nan", "threshold:threshold=nan", "forced:k=99999999999", "quota:steps=1",
+    "adaptive_layers:probe=1,threshold=nan", "threshold:threshold=nan", "quota:steps=1",
     "factor:factor=inf", "0:1", "0:nan", "1:1", "--", "-", "auto", "all", "float32", "bfloat16", "float64",
     "autoregressive", "reference", "qos=long", "=", "x=", "true", "exact_match", "embedded", "speculative",
 ]  # fmt: skip

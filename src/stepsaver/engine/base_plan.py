@@ -14,14 +14,14 @@ from stepsaver.engine.view import StepView
 def base_plan(view: StepView) -> StepPlan:
     """A denoising step. It runs the sub-block if the block cache can serve the other rows, else the whole block."""
     reads = view.prediction.readers(view.candidates)
-    if cache_serves(view, view.candidates):
+    if cache_serves(view):
         return whole_plan("sub", window=view.sub_block, reads=reads, layers=view.layers, prediction=view.prediction)
     window = rows_between(0, view.block_size)
     return whole_plan("full", window=window, reads=reads, layers=view.layers, prediction=view.prediction)
 
 
-def cache_serves(view: StepView, candidates: Rows, *, steps_ahead: int = 0) -> bool:
-    """Whether a step that may reveal `candidates` can run the sub-block alone, with the rows around it from the cache.
+def cache_serves(view: StepView) -> bool:
+    """Whether a step can run the sub-block alone, with the rows around it from the cache.
 
     A sub-block's first step cannot: rows outside the sub-block have changed. Also, all rows that predict a candidate
     must be in the sub-block. Where a row predicts the token after it, this fails while the sub-block's first row is
@@ -29,9 +29,9 @@ def cache_serves(view: StepView, candidates: Rows, *, steps_ahead: int = 0) -> b
     """
     return (
         view.block_cache
-        and view.steps_in_sub_block + steps_ahead > 0
+        and view.steps_in_sub_block > 0
         and view.sub_block_size < view.block_size
-        and is_subset(view.prediction.readers(candidates), view.sub_block)
+        and is_subset(view.prediction.readers(view.candidates), view.sub_block)
     )
 
 

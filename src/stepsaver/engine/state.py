@@ -190,9 +190,9 @@ class BlockState:
         self.reveals.append(Reveal(self.steps, rows))
         self.masked &= ~rows
 
-    def count_steps(self, steps: int, *, is_last_of_sub_block: bool) -> None:
-        self.steps += steps
-        self.steps_in_sub_block = 0 if is_last_of_sub_block else self.steps_in_sub_block + steps
+    def count_step(self, *, is_last_of_sub_block: bool) -> None:
+        self.steps += 1
+        self.steps_in_sub_block = 0 if is_last_of_sub_block else self.steps_in_sub_block + 1
 
     def record_drift(self, plan: StepPlan, drift: NDArray[np.float64]) -> None:
         """Notes the drift of the window's rows in the probe layers. It only means something for unchanged rows."""

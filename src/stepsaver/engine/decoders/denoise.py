@@ -106,11 +106,11 @@ class Denoise(Decoder):
         block.note(turn.plan.predicted, proposed)
         rows = row_list(view.candidates)
         confidences = tuple(block.confidence[row_index(view.candidates)].tolist())
-        chosen, steps = self.policy.choose(Candidates(rows, confidences), view)
+        chosen = self.policy.choose(Candidates(rows, confidences), view)
         assert chosen, f"{self.policy} made no progress"
         write = sample.request.writer.write
         block.reveal(chosen, np.array([write(block.start + row, *block.noted(row)) for row in row_list(chosen)]))
-        block.count_steps(steps, is_last_of_sub_block=chosen == view.candidates)
+        block.count_step(is_last_of_sub_block=chosen == view.candidates)
         self.end_if_over(batch, sample, new=chosen.bit_count())
         event = None
         if before is not None:

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.policies.policy import Candidates, Choice, by_confidence
+from stepsaver.engine.policies.policy import Candidates, by_confidence
 from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.rows import Rows
 from stepsaver.engine.tuned import not_tuned, tuned
 from stepsaver.engine.view import StepView
 
@@ -34,8 +35,8 @@ class AdaptiveSteps:
             raise UsageError(f"policy adaptive_steps: max_rows {self.max_rows} is negative")
         Threshold(self.threshold)
 
-    def choose(self, candidates: Candidates, view: StepView) -> Choice:
-        chosen = Threshold(self.threshold).choose(candidates, view).rows
+    def choose(self, candidates: Candidates, view: StepView) -> Rows:
+        chosen = Threshold(self.threshold).choose(candidates, view)
         doubt = sum(1 - sure for row, sure in by_confidence(candidates) if chosen >> row & 1)
         further = [(row, sure) for row, sure in by_confidence(candidates) if not chosen >> row & 1]
         for row, sure in further[: self.max_rows]:
@@ -43,4 +44,4 @@ class AdaptiveSteps:
             if not doubt < self.margin:
                 break
             chosen |= 1 << row
-        return Choice(chosen)
+        return chosen

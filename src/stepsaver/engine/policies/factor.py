@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.policies.policy import Candidates, Choice, by_confidence
+from stepsaver.engine.policies.policy import Candidates, by_confidence
+from stepsaver.engine.rows import Rows
 from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
@@ -21,10 +22,10 @@ class Factor:
         if not self.factor >= 0:
             raise UsageError(f"policy factor: factor {self.factor} is negative")
 
-    def choose(self, candidates: Candidates, view: StepView) -> Choice:
+    def choose(self, candidates: Candidates, view: StepView) -> Rows:
         chosen = 0
         for count, (row, confidence) in enumerate(by_confidence(candidates), 1):
             if count > 1 and not (count + 1) * (1 - confidence) < self.factor:
                 break
             chosen |= 1 << row
-        return Choice(chosen)
+        return chosen

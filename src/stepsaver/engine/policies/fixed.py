@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.policies.policy import Candidates, Choice, by_confidence
+from stepsaver.engine.policies.policy import Candidates, by_confidence
+from stepsaver.engine.rows import Rows
 from stepsaver.engine.tuned import not_tuned
 from stepsaver.engine.view import StepView
 
@@ -24,5 +25,5 @@ class Fixed:
         if self.rows < 1:
             raise UsageError(f"policy fixed: rows {self.rows} is not positive")
 
-    def choose(self, candidates: Candidates, view: StepView) -> Choice:
-        return Choice(sum(1 << row for row, _ in by_confidence(candidates)[: self.rows]))
+    def choose(self, candidates: Candidates, view: StepView) -> Rows:
+        return sum(1 << row for row, _ in by_confidence(candidates)[: self.rows])

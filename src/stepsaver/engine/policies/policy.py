@@ -17,19 +17,12 @@ class Candidates(NamedTuple):
     confidences: tuple[float, ...]
 
 
-class Choice(NamedTuple):
-    """The rows to reveal, and how many steps of the block this counts as."""
-
-    rows: Rows
-    steps: int = 1
-
-
 class Policy(Protocol):
     """Which rows a denoising step reveals. A frozen dataclass; its fields are its hyper-parameters and identify it."""
 
     name: ClassVar[str]
 
-    def choose(self, candidates: Candidates, view: StepView) -> Choice:
+    def choose(self, candidates: Candidates, view: StepView) -> Rows:
         """The rows to reveal. At least one, so that every step makes progress."""
         ...
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.policies.policy import Candidates, Choice, by_confidence
+from stepsaver.engine.policies.policy import Candidates, by_confidence
+from stepsaver.engine.rows import Rows
 from stepsaver.engine.tuned import not_tuned
 from stepsaver.engine.view import StepView
 
@@ -29,10 +30,10 @@ class Quota:
         if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
             raise UsageError(f"policy quota: threshold {self.threshold} is outside [0, 1]")
 
-    def choose(self, candidates: Candidates, view: StepView) -> Choice:
+    def choose(self, candidates: Candidates, view: StepView) -> Rows:
         share, remainder = divmod(view.sub_block_size, self.steps)
         quota = max(1, share + (view.steps_in_sub_block < remainder))
         ranked = by_confidence(candidates)
         if self.threshold is not None:
             quota = max(quota, sum(sure > self.threshold for _, sure in ranked))
-        return Choice(sum(1 << row for row, _ in ranked[:quota]))
+        return sum(1 << row for row, _ in ranked[:quota])

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from stepsaver.engine.defaults import THRESHOLD
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.policies.policy import Candidates, Choice, by_confidence
+from stepsaver.engine.policies.policy import Candidates, by_confidence
+from stepsaver.engine.rows import Rows
 from stepsaver.engine.tuned import not_tuned, tuned
 from stepsaver.engine.view import StepView
 
@@ -29,7 +30,7 @@ class Threshold:
         if self.at_most is not None and self.at_most < 1:
             raise UsageError(f"policy threshold: at_most {self.at_most} is not positive")
 
-    def choose(self, candidates: Candidates, view: StepView) -> Choice:
+    def choose(self, candidates: Candidates, view: StepView) -> Rows:
         best, *others = by_confidence(candidates)
         sure = [best, *(each for each in others if each[1] > self.threshold)]
-        return Choice(sum(1 << row for row, _ in sure[: self.at_most]))
+        return sum(1 << row for row, _ in sure[: self.at_most])
