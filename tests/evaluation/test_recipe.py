@@ -21,6 +21,7 @@ MEASURED = Measured(
     against="threshold:threshold=0.9",
     max_drop=1.0,
     speed_up=Figure(value=1.69, low=1.64, high=1.73),
+    over_autoregressive=Figure(value=1.25, low=1.2, high=1.3),
     drop_points=Figure(value=0.4, low=-0.3, high=0.99),
 )
 
@@ -55,13 +56,15 @@ def test_a_recipe_is_read_as_it_was_written_and_says_first_what_was_measured(tmp
     path = write(tmp_path, recipe)
     assert read_recipe(path) == recipe
     first = path.read_text().splitlines()[0]
-    assert "1.69x [1.64, 1.73]" in first
-    assert "drop of 0.40 [-0.30, 0.99] points on 5120 fresh problems" in first
+    assert first == (
+        "# 1.69x [1.64, 1.73] of plain decoding, 1.25x [1.20, 1.30] of autoregressive decoding, at a drop of "
+        "0.40 [-0.30, 0.99] points on 5120 fresh problems of mini_gsm8k_large (95 % confidence)."
+    )
 
 
 def test_agreement_is_called_agreement() -> None:
-    said = str(MEASURED.model_copy(update={"measure": "agreement"}))
-    assert "loss of agreement with plain decoding" in said
+    said = str(MEASURED.model_copy(update={"measure": "agreement", "over_autoregressive": None}))
+    assert said.startswith("1.69x [1.64, 1.73] of plain decoding at a loss of agreement with plain decoding of 0.40 [")
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def test_a_winner_has_its_tokens_per_forward_beside_the_baselines(
     baseline, winner = document["parallelism"]
     assert (baseline["name"], winner["name"]) == ("baseline", document["attempts"][0]["name"])
     assert 0 < baseline["tokens_per_forward"] < baseline["tokens_per_step"]
+    assert document["recipe"]["measured"]["over_autoregressive"]["value"] > 0
     line = parallelism_line(document)
     assert line in capsys.readouterr().out.splitlines()
     assert (out / "recipe.yaml").read_text().endswith(f"# {line}\n")

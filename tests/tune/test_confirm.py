@@ -101,7 +101,15 @@ BEGUN = Attempt(name="x", number=1, confidence=0.95, problems=6000)
 def test_confirmed_is_surely_within_the_limit_and_surely_faster(
     lost: int, speed_ups: tuple[float, ...], outcome: str
 ) -> None:
+    """Than plain decoding, and than autoregressive decoding where that was timed."""
     assert judged(BEGUN, Observed(6000, lost, 0, speed_ups), 0.01).outcome == outcome
+    fast = (2.0, 2.1, 2.0)
+    assert judged(BEGUN, Observed(6000, lost, 0, fast, speed_ups), 0.01).outcome == outcome
+    found = judged(BEGUN, Observed(6000, lost, 0, speed_ups, fast), 0.01)
+    assert found.outcome == outcome
+    assert found.over_reference is not None
+    assert found.over_reference.value == pytest.approx(8.4 ** (1 / 3))
+    assert judged(BEGUN, Observed(6000, lost, 0, fast, ()), 0.01).outcome in ("undecided", "rejected")
 
 
 class Stopped(Exception):

@@ -118,7 +118,7 @@ def _experiment(options: argparse.Namespace, aim: "Aim") -> "Experiment":
     from stepsaver.bench.experiment import Condition, ConfigSpec, Criterion, Experiment, ExperimentSpec, Success
     from stepsaver.bench.folders import experiments_folder
     from stepsaver.tune.problems import chunk_samples
-    from stepsaver.tune.trials import BASELINE
+    from stepsaver.tune.trials import BASELINE, REFERENCE
 
     task = options.task or re.sub(r"[^\w.+-]", "_", options.prompts.stem).lstrip("_.+-") or "prompts"
     model = re.sub(r"[^\w.-]", "_", Path(options.model).name)
@@ -130,11 +130,11 @@ def _experiment(options: argparse.Namespace, aim: "Aim") -> "Experiment":
         ),
         "reject_if": Criterion(speed_up=Condition.parse("< 1"), drop_points=Condition.parse("> 100")),
     }
-    baseline = ConfigSpec(name=BASELINE)
+    configs = (ConfigSpec(name=BASELINE), ConfigSpec(name=REFERENCE, decode=REFERENCE))
     spec = ExperimentSpec(
         question=f"What decodes {task} fastest at batch size {options.batch_size} within {aim.max_drop:g} points?",
         tasks=(task,),
-        configs=[baseline],
+        configs=list(configs),
         baseline=BASELINE,
         success=Success(**conditions),
         model=options.model,
@@ -147,7 +147,7 @@ def _experiment(options: argparse.Namespace, aim: "Aim") -> "Experiment":
         metric=options.metric,
         data_dir=options.data_dir and options.data_dir.resolve(),
     )
-    return Experiment(options.out or experiments_folder() / name, spec, (baseline,), ())
+    return Experiment(options.out or experiments_folder() / name, spec, configs, ())
 
 
 def _read_prompts(options: argparse.Namespace) -> list[str]:

@@ -46,8 +46,8 @@ class Figure(_Part):
     low: float
     high: float
 
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+    def text(self, unit: str = "") -> str:
+        return f"{self.value:.2f}{unit} [{self.low:.2f}, {self.high:.2f}]"
 
 
 class Measured(_Part):
@@ -60,15 +60,17 @@ class Measured(_Part):
     attempt: int = Field(default=1, ge=1)  # the number of the candidate that was confirmed
     against: str  # the baseline's settings
     max_drop: float
-    speed_up: Figure
+    speed_up: Figure  # over plain decoding
+    over_autoregressive: Figure | None = None  # over one forward per token, by the same engine
     drop_points: Figure
 
     def __str__(self) -> str:
         of = "drop" if self.measure == "accuracy" else "loss of agreement with plain decoding"
+        over = self.over_autoregressive
+        also = f", {over.text('x')} of autoregressive decoding," if over else ""
         return (
-            f"{self.speed_up.value:.2f}x [{self.speed_up.low:.2f}, {self.speed_up.high:.2f}] at a {of} of "
-            f"{self.drop_points} points on {self.problems} fresh problems of {self.task} "
-            f"({100 * self.confidence:g} % confidence)"
+            f"{self.speed_up.text('x')} of plain decoding{also} at a {of} of {self.drop_points.text()} points "
+            f"on {self.problems} fresh problems of {self.task} ({100 * self.confidence:g} % confidence)"
         )
 
 

@@ -36,6 +36,7 @@ class Attempt(Stored):
     problems: int = Field(ge=1)
     outcome: Literal["begun", "confirmed", "rejected", "undecided"] = "begun"
     speed_up: StoredInterval | None = None
+    over_reference: StoredInterval | None = None  # the speed-up over autoregressive decoding, if that was timed
     drop: StoredInterval | None = None  # a share
 
 
@@ -105,13 +106,18 @@ def problems_needed(seen: Observed, goal: Goal, confidence: float) -> int:
 
 
 def judged(attempt: Attempt, seen: Observed, limit: float) -> Attempt:
-    drop, speed = drop_interval(seen, attempt.confidence), speed_interval(seen.speed_ups, attempt.confidence)
+    """Confirmed: the drop's whole interval is within the limit, and those of the speed-ups are above 1."""
+    drop = drop_interval(seen, attempt.confidence)
+    ups = [
+        speed_interval(each, attempt.confidence) for each in (seen.speed_ups, seen.over_reference) if each is not None
+    ]
     outcome = "undecided"
-    if drop.high < limit and speed.low > 1:
+    if drop.high < limit and all(up.low > 1 for up in ups):
         outcome = "confirmed"
-    elif drop.low >= limit or speed.high <= 1:
+    elif drop.low >= limit or any(up.high <= 1 for up in ups):
         outcome = "rejected"
-    return Attempt(**attempt.as_json() | {"outcome": outcome, "speed_up": speed, "drop": drop})
+    found = {"outcome": outcome, "drop": drop, "speed_up": ups[0], "over_reference": ups[1] if len(ups) > 1 else None}
+    return Attempt(**attempt.as_json() | found)
 
 
 class FreshTrials(Protocol):

@@ -25,6 +25,7 @@ class Observed:
     lost: float
     won: float
     speed_ups: tuple[float, ...]  # one for each chunk that was timed beside the baseline
+    over_reference: tuple[float, ...] | None = None  # likewise, over autoregressive decoding; None: it was not timed
 
     @property
     def drop(self) -> float:

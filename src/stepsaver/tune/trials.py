@@ -15,7 +15,7 @@ from stepsaver.bench.timings import chunk_pairs, speed_ups
 from stepsaver.tune.observed import Observed
 from stepsaver.tune.problems import Problems
 
-BASELINE = "baseline"
+BASELINE, REFERENCE = "baseline", "autoregressive"  # plain decoding, and the reference that no drop is judged by
 BUSY = 0.5  # cores that other processes use while a chunk is timed: it then counts only if no chunk was quieter
 
 Report = Callable[[str], None]  # told what is being run
@@ -77,7 +77,10 @@ class BenchTrials:
             return None
         counts = [self._counted(name, chunk) for chunk in done]
         problems, lost, won = (sum(each[index] for each in counts) for index in range(3))
-        return Observed(int(problems), lost, won, self._speed_ups(name, {chunk.number for chunk in done}))
+        numbers = {chunk.number for chunk in done}
+        ups, reference = self._speed_ups(name, numbers), self._speed_ups(REFERENCE, numbers)
+        over = tuple(up / reference[chunk] for chunk, up in ups.items() if chunk in reference) if reference else None
+        return Observed(int(problems), lost, won, tuple(ups.values()), over)
 
     def _counted(self, name: str, chunk: Chunk) -> tuple[int, float, float]:
         if (name, chunk.number) not in self.known:
@@ -86,12 +89,15 @@ class BenchTrials:
             self.known[name, chunk.number] = (len(differences), lost, won)
         return self.known[name, chunk.number]
 
-    def _speed_ups(self, name: str, chunks: set[int]) -> tuple[float, ...]:
+    def _speed_ups(self, name: str, chunks: set[int]) -> dict[int, float]:
         """Returns a speed-up per chunk, by tokens per second or by seconds per sample, whichever is smaller."""
+        if name not in self.cells:
+            return {}
         pairs = chunk_pairs(self.cells[name].stored.counting_timings, self.cells[BASELINE].stored.counting_timings)
-        newest = [pair for pair in {pair[0].chunk: pair for pair in pairs}.values() if pair[0].chunk in chunks]
-        quiet = [pair for pair in newest if not any(map(_was_busy, pair))]
-        return tuple(min(speed_ups(quiet or newest).values(), key=fmean)) if newest else ()
+        newest = {pair[0].chunk: pair for pair in pairs if pair[0].chunk in chunks}
+        quiet = {chunk: pair for chunk, pair in newest.items() if not any(map(_was_busy, pair))} or newest
+        ups = min(speed_ups(list(quiet.values())).values(), key=fmean) if quiet else []
+        return dict(zip(quiet, ups, strict=True))
 
     def seconds_per_problem(self, name: str) -> float:
         """Returns the mean over what is measured of a candidate so far; 0 if nothing is."""

@@ -24,9 +24,10 @@ from stepsaver.tune.observed import Goal, Observed, drop_interval, speed_interva
 from stepsaver.tune.problems import Problems, SplitProblems
 from stepsaver.tune.search import search
 from stepsaver.tune.space import Candidate, DeclaredSpace
-from stepsaver.tune.trials import BASELINE, BenchTrials, Report
+from stepsaver.tune.trials import BASELINE, REFERENCE, BenchTrials, Report
 
 SHARE_OF_SEARCH = 0.5  # of the budget; the rest is for confirming
+REFERENCE_SEARCHED, REFERENCE_FRESH = 2, 8  # chunks on which autoregressive decoding is timed too
 Ranked = Sequence[tuple[str, Observed]]
 
 
@@ -65,9 +66,10 @@ class FreshTrials:
 
     def affordable(self, name: str, problems: int) -> int:
         """Returns how many of these problems, in whole chunks, the time left allows by the timings of the search."""
-        each = self.searched.seconds_per_problem(BASELINE) + self.searched.seconds_per_problem(name)
-        most = max(self.trials.seconds_left(), 0.0) / max(each, 1e-9)
         counts = self._counts()
+        baseline, ours, reference = map(self.searched.seconds_per_problem, (BASELINE, name, REFERENCE))
+        left = self.trials.seconds_left() - reference * counts[:REFERENCE_FRESH][-1]
+        most = max(left, 0.0) / max(baseline + ours, 1e-9)
         needed = next(count for count in counts if count >= problems)
         return max((count for count in counts if count <= min(needed, most)), default=0)
 
@@ -78,7 +80,7 @@ class FreshTrials:
             return None
         chunks = self._counts().index(problems) + 1
         for chunk in range(chunks):
-            self.trials.run([name], chunk)
+            self.trials.run([name, REFERENCE] if chunk < REFERENCE_FRESH else [name], chunk)
         return self.trials.observed(name, chunks)
 
     def _counts(self) -> list[int]:
@@ -102,7 +104,9 @@ class Tuning:
         searched = self._trials(self.problems.search, SHARE_OF_SEARCH * self.aim.budget)
         fresh = FreshTrials(self._trials(self.problems.fresh, self.aim.budget), searched)
         self._prepare(searched)
-        goal = Goal(self.aim.limit, self.aim.confidence, self.problems.fresh.count)
+        reference = searched.observed(REFERENCE)
+        floor = max(1.0, reference.speed_up if reference else 1.0)
+        goal = Goal(self.aim.limit, self.aim.confidence, self.problems.fresh.count, floor)
         ranked = search(self.space, searched, goal)
         if attempts.confirmed is None:
             confirm(attempts, ranked, fresh, goal)
@@ -128,7 +132,8 @@ class Tuning:
             )
         self.report("measuring what rows take")
         self.session.measure_rows()
-        trials.run([], 0)
+        for chunk in range(min(REFERENCE_SEARCHED, trials.chunks)):
+            trials.run([REFERENCE], chunk)
         needed = 2 * least * trials.seconds_per_problem(BASELINE) / (1 - SHARE_OF_SEARCH)
         if needed > aim.budget:
             raise UsageError(
@@ -172,6 +177,7 @@ class Tuning:
                 against=session.engine(self.experiment, self.configs[BASELINE]).decoder.description,
                 max_drop=self.aim.max_drop,
                 speed_up=_figure(attempt.speed_up, 4),
+                over_autoregressive=_figure(attempt.over_reference, 4) if attempt.over_reference else None,
                 drop_points=_figure(attempt.drop.scaled(100), 3),
             ),
         )
