@@ -57,8 +57,11 @@ def _rules() -> Iterator[tuple[str, Entry]]:
 def _registered(kind: str) -> Iterator[tuple[str, Entry]]:
     """The classes of one of the engine's registries."""
     from stepsaver.engine import registry
+    from stepsaver.engine.rules.rule import rule_class
 
     for name, made in registry.all_of(f"stepsaver.engine.{kind}").items():
+        if kind == "rules":
+            rule_class(made)
         fields = () if name == DECODE else dataclasses.fields(made)  # its policy and rules are options of their own
         about = inspect.getdoc(made) or ""
         purpose = getattr(made, "purpose", None) or about.partition("\n\n")[0].replace("\n", " ")

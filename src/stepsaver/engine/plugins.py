@@ -10,9 +10,11 @@ use it.
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NoReturn
 
 from stepsaver.engine.errors import UsageError
+
+LONGEST_LINE = 200  # characters of an error of others
 
 
 def plugin_names(group: str) -> frozenset[str]:
@@ -30,7 +32,7 @@ def load_plugin(group: str, name: str, *, own: Iterable[str] = ()) -> Any:
     try:
         return found[0].load()
     except Exception as error:  # code of others, which may fail in any way
-        line = " ".join(str(error).split())
+        line = " ".join(str(error).split())[:LONGEST_LINE]
         raise UsageError(
             f"{group}: {name} of {_owner(found[0])} cannot be loaded: {type(error).__name__}: {line}"
         ) from None
@@ -39,6 +41,15 @@ def load_plugin(group: str, name: str, *, own: Iterable[str] = ()) -> Any:
 def plugin_problem(group: str, name: str, what: str) -> UsageError:
     """The error for an entry whose object is of the wrong kind."""
     return UsageError(f"{group}: {name} of {_owner(_entries(group)[name][0])} is not {what}")
+
+
+def raise_fault(kind: str, made: object, error: Exception) -> NoReturn:
+    """Says in one line, with its name, what code of others did wrong. An error in our own code stays what it is."""
+    module = type(made).__module__
+    if module.startswith("stepsaver."):
+        raise error
+    name, line = getattr(made, "name", type(made).__name__), " ".join(str(error).split())[:LONGEST_LINE]
+    raise UsageError(f"{kind} {name} of {module} fails: {type(error).__name__}: {line}") from error
 
 
 @cache

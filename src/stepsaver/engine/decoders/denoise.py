@@ -10,11 +10,13 @@ from stepsaver.engine.batch import BatchContext, Outcome, StepEvent, Turn, view_
 from stepsaver.engine.checks import assert_current
 from stepsaver.engine.decoders.decoder import Decoder, fresh_block
 from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.errors import shown
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.plugins import raise_fault
 from stepsaver.engine.policies.policy import Candidates, Policy
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rows import row_index, row_list
+from stepsaver.engine.rows import Rows, row_index, row_list
 from stepsaver.engine.rules.rule import Rule, check_rules, plan_commit, plan_step
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import BlockState, Sample
@@ -106,8 +108,7 @@ class Denoise(Decoder):
         block.note(turn.plan.predicted, proposed)
         rows = row_list(view.candidates)
         confidences = tuple(block.confidence[row_index(view.candidates)].tolist())
-        chosen = self.policy.choose(Candidates(rows, confidences), view)
-        assert chosen, f"{self.policy} made no progress"
+        chosen = self._choose(Candidates(rows, confidences), view)
         write = sample.request.writer.write
         block.reveal(chosen, np.array([write(block.start + row, *block.noted(row)) for row in row_list(chosen)]))
         block.count_step(is_last_of_sub_block=chosen == view.candidates)
@@ -117,6 +118,15 @@ class Denoise(Decoder):
             made = (block.proposed, block.confidence, chosen)
             event = StepEvent(sample, turn.plan, block.start, view.sub_block, *before, *made)
         return Outcome(chosen.bit_count(), event)
+
+    def _choose(self, candidates: Candidates, view: StepView) -> Rows:
+        try:
+            chosen = self.policy.choose(candidates, view)
+            assert isinstance(chosen, int), f"it chose {shown(chosen)}, which is no set of rows"
+            assert 0 < chosen == chosen & view.candidates, f"it chose {bin(chosen)} of {bin(view.candidates)}"
+        except Exception as error:
+            raise_fault("policy", self.policy, error)
+        return chosen
 
 
 def _turn(batch: BatchContext, sample: Sample, block: BlockState, view: StepView, plan: StepPlan) -> Turn:

@@ -1,7 +1,7 @@
 """The contract of a reuse rule, and the functions that turn a view into a plan."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import ClassVar, NamedTuple, cast
 
@@ -10,7 +10,7 @@ from stepsaver.engine.base_plan import base_plan, commit_plan
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.plugins import plugin_problem
+from stepsaver.engine.plugins import plugin_problem, raise_fault
 from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
@@ -91,7 +91,7 @@ def plan_step(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
     for rule in rules:
         if plan.is_empty:
             break
-        plan = _less(rule, plan, rule.narrow(plan, view))
+        plan = _less(rule, rule.narrow, plan, view)
     return plan
 
 
@@ -99,7 +99,7 @@ def plan_commit(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
     """The plan of a finished block's commit: all rows, except those that a rule lets keep their keys and values."""
     plan = commit_plan(view.block_size, layers=view.layers, prediction=view.prediction)
     for rule in rules:
-        plan = _less(rule, plan, rule.narrow_commit(plan, view))
+        plan = _less(rule, rule.narrow_commit, plan, view)
     return plan
 
 
@@ -108,14 +108,20 @@ def plan_rest(plan: StepPlan, view: StepView, rules: tuple[Rule, ...]) -> StepPl
     layer = plan.ask_after
     assert layer is not None
     for rule in rules:
-        narrowed = _less(rule, plan, rule.narrow_after_probe(plan, view, layer))
-        assert narrowed.layers[: layer + 1] == plan.layers[: layer + 1], f"{rule} changed layers that have run"
-        plan = narrowed
+        plan = _less(rule, rule.narrow_after_probe, plan, view, layer)
     return plan
 
 
-def _less(rule: Rule, plan: StepPlan, narrowed: StepPlan) -> StepPlan:
-    assert narrowed is plan or _is_within(narrowed, plan), f"{rule} added work: {narrowed} is not within {plan}"
+def _less(rule: Rule, narrow: Callable[..., StepPlan], plan: StepPlan, view: StepView, *layer: int) -> StepPlan:
+    """What a rule makes of a plan. After a probe `layer`, the layers up to it have run."""
+    try:
+        narrowed = narrow(plan, view, *layer)
+        assert isinstance(narrowed, StepPlan), f"it returned {shown(narrowed)}, which is no plan"
+        assert narrowed is plan or _is_within(narrowed, plan), f"added work: {narrowed} is not within {plan}"
+        for each in layer:
+            assert narrowed.layers[: each + 1] == plan.layers[: each + 1], "changed layers that have run"
+    except Exception as error:
+        raise_fault("rule", rule, error)
     return narrowed
 
 
@@ -155,8 +161,14 @@ def keep_deltas(rules: Sequence[Rule], layers: int) -> bool:
 def check_rules(rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int) -> None:
     """Refuses rules that cannot work with this model or with each other."""
     for rule in rules:
-        rule.check_decoding(decoding)
-        rule.check(layers)
+        try:
+            rule.check_decoding(decoding)
+            rule.check(layers)
+            assert rule.delta_layers(layers) | rule.probe_layers(layers) <= {*range(layers)}, "its layers are not there"
+        except UsageError:
+            raise
+        except Exception as error:
+            raise_fault("rule", rule, error)
     names = [rule.name for rule in rules]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
