@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepsaver.engine.base_plan import base_plan, cache_serves, commit_plan, opening_readers, prefill_plan
+from stepsaver.engine.base_plan import base_plan, commit_plan, opening_readers, prefill_plan
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.plan import LayerRows, LayerRun, StepPlan, empty_plan, whole_plan
 from stepsaver.engine.prediction import NEXT, SELF
@@ -163,13 +163,6 @@ def test_what_a_step_runs_without_rules(view: dict, expected: str) -> None:
     assert len(plan.layers) == 3
 
 
-def test_the_cache_serves_a_step_further_ahead() -> None:
-    first = seen("4-7", in_sub_block=0)
-    assert not cache_serves(first, at("5-7"))
-    assert cache_serves(first, at("5-7"), steps_ahead=1)
-    assert not cache_serves(first, at("4-7"), steps_ahead=1)
-
-
 def test_contexts_and_commits_read_what_opens_the_next_block() -> None:
     for prediction, last in ((NEXT, "7"), (SELF, "none")):
         assert describe(opening_readers(8, prediction)) == last
@@ -210,13 +203,13 @@ def test_a_block_notes_what_a_step_computes_and_unmasks(layers: int | None) -> N
     block.reveal(at("2,4"), np.array([7, MASK]))  # a scored text may hold the mask itself
     assert [describe(each) for each in (block.masked, block.changed)] == ["3,5-7", "2"]
     assert block.tokens.tolist() == [5, 6, 7, MASK, MASK, MASK, MASK, MASK]
-    block.count_steps(1, is_last_of_sub_block=False)
+    block.count_step(is_last_of_sub_block=False)
     assert (block.steps, block.steps_in_sub_block, block.known) == (1, 1, 3)
     block.record_run(whole_plan("sub", window=at("3-6"), reads=at("3"), layers=2))
     assert describe(block.changed) == "2"
     assert block.history.last_run.tolist() == [0, 0, 0, 1, 1, 1, 1, 0]
-    block.count_steps(2, is_last_of_sub_block=True)
-    assert (block.steps, block.steps_in_sub_block) == (3, 0)
+    block.count_step(is_last_of_sub_block=True)
+    assert (block.steps, block.steps_in_sub_block) == (2, 0)
     assert [(each.step, describe(each.rows)) for each in block.reveals] == [(0, "2,4")]
 
 

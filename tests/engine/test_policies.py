@@ -124,6 +124,30 @@ def test_a_policy_is_its_text(text: str) -> None:
         setattr(policy, fields(policy)[0].name, 1)
 
 
+def test_what_is_left_open() -> None:
+    assert [registry.describe(parse_policy(name)) for name in ("threshold", "factor", "fixed", "adaptive_steps")] == [
+        "threshold:threshold=0.9,at_most=none",
+        "factor:factor=1.0",
+        "fixed:rows=1",
+        "adaptive_steps:margin=0.3,max_rows=2,threshold=0.9",
+    ]
+    assert registry.describe(parse_policy("quota:steps=2")) == "quota:steps=2,threshold=none"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("verified:span=4,ahead=verified", "policy 'verified:span=4,ahead=verified' is a decoder now: --decode "),
+        ("treshold", "unknown policy 'treshold'; nearest: threshold"),
+        ("quota", "policy quota needs steps"),
+    ],
+)
+def test_what_is_no_policy_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_policy(text)
+    assert str(raised.value).startswith(message)
+
+
 @pytest.mark.parametrize("text", [f"{name}:{wrong}" for name, texts in WRONG.items() for wrong in texts])
 def test_impossible_values_are_one_line(text: str) -> None:
     with pytest.raises(UsageError) as raised:

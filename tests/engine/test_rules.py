@@ -262,6 +262,18 @@ def test_every_rule_of_the_registry_is_here() -> None:
     assert all(name in shown for name in names_in_the_registry())
 
 
+def test_what_is_left_open() -> None:
+    texts = [registry.describe(parse_rule(name)) for name in ("previous_row", "trim", "near_rows", "light_commit")]
+    assert texts == [
+        "previous_row:refresh=block,limit=0.5",
+        "trim:level=changed,budget=4,settle=1,age=4",
+        "near_rows:ahead=0",
+        "light_commit:settle=1",
+    ]
+    assert registry.describe(parse_rule("layer_reuse:k=2")) == "layer_reuse:k=2,layers=last,mode=delta,kv=refresh"
+    assert registry.describe(parse_rule("adaptive_layers")) == "adaptive_layers:probe=4,threshold=0.1,max_age=3"
+
+
 @pytest.mark.parametrize("rules", rule_sets(NEUTRAL) + rule_sets(ACTING) + combined_rule_sets())
 def test_rules_survive_their_own_description(rules: tuple) -> None:
     assert tuple(parse_rule(registry.describe(rule)) for rule in rules) == rules
