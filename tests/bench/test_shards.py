@@ -369,6 +369,7 @@ def test_jobs_are_submitted_followed_and_requeued(
     for asked in (*asked_for, *free, "requeue"):
         assert f"#SBATCH --{asked}\n" in script, asked
     assert f"{fresh / 'logs'}" in script
+    assert "--error" not in script, "one log has both streams: it is what `status` shows"
     assert main(run) == 2
     assert "scancel 7" in capsys.readouterr().err
 

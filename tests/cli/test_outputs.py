@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from stepsaver.cli import main
+from stepsaver.commands._outputs import check_output_file, check_output_folder
 from stepsaver.commands.generate import for_terminal
+from stepsaver.engine.errors import UsageError
 from tests.conftest import GOLDEN
 
 PROMPT = ["--model", str(GOLDEN), "--ids", "--prompt", "5 6 7", "--max-new-tokens", "4"]
@@ -40,6 +42,20 @@ def test_places_that_refuse_a_file_are_named_before_the_work(
     assert main([argument.replace("{tmp}", str(tmp_path)) for argument in command]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_trying_an_output_leaves_everything_as_it_is(tmp_path: Path) -> None:
+    """It is not made, and what is there keeps its content."""
+    known = tmp_path / "known.csv"
+    known.write_text("content")
+    check_output_file("--csv", tmp_path / "new.csv", (".csv",))
+    check_output_file("--csv", known)
+    check_output_file("--csv", None)
+    check_output_folder("--figures", tmp_path / "figures" / "inner")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["figures", "inner", "known.csv"]
+    assert known.read_text() == "content"
+    with pytest.raises(UsageError, match=r"--csv new\.txt: the name ends in none of \.csv, \.CSV2"):
+        check_output_file("--csv", Path("new.txt"), (".csv", ".CSV2"))
 
 
 def test_a_text_cannot_steer_a_terminal() -> None:

@@ -42,6 +42,21 @@ def test_few_shot_examples_that_are_missing(data_dir: Path, tmp_path: Path) -> N
     assert load_task("gsm8k", TaskOptions(data_dir=tmp_path, num_fewshot=0)).accuracy == "exact_match,strict-match"
 
 
+@pytest.mark.parametrize(
+    ("config", "shots", "split"),
+    [
+        ({"fewshot_split": "dev", "training_split": "train", "validation_split": "val"}, 5, "dev"),
+        ({"training_split": "train", "validation_split": "val"}, 5, "train"),
+        ({"validation_split": "val", "num_fewshot": 3}, None, "val"),
+        ({"fewshot_split": "dev", "num_fewshot": 3}, 0, None),
+        ({"fewshot_split": "dev"}, None, None),
+        ({"fewshot_split": "dev", "fewshot_config": {"samples": [{"question": "q"}]}}, 5, None),
+    ],
+)
+def test_the_split_that_examples_come_from(config: dict, shots: int | None, split: str | None) -> None:
+    assert task_loading._fewshot_split(config, shots) == split
+
+
 def test_shots_for_a_task_that_has_none_by_definition() -> None:
     assert "0-shot task by definition" in _problem("mini_gsm8k", num_fewshot=5)
 
