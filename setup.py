@@ -16,7 +16,7 @@ SOURCES = (
     "layer.h",
     "parts.h",
     "tiles.c",
-)  # in the order of backends/cpu/kernels.py
+)  # in the order of backends/cpu/library.py
 source = b"".join((Path(__file__).parent / FOLDER / name).read_bytes() for name in SOURCES)
 
 setup(

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepsaver.engine.backends.cpu.layouts import Slice, can_pack, multiply_packed, pack
+from stepsaver.engine.backends.backend import Slice
+from stepsaver.engine.backends.cpu.weights import can_pack, multiply_packed, pack
 from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.transformer import Layer, Transformer
 from stepsaver.engine.trace import ForwardRecord
@@ -46,7 +47,7 @@ def layouts(kept: Linear, rows: Slice | None = None, *, others: bool) -> Layouts
     """Returns a map as the model keeps it, or some rows of it; with `others`, also random float32 ones of its shape."""
     found: dict[str, Multiply] = {"as kept": partial(kept.project, rows=rows)}
     if others:
-        first, last = rows or kept.whole
+        first, last = rows or (0, kept.out_features)
         weight = torch.randn(last - first, kept.in_features)
         transposed = weight.t().contiguous()
         found["linear"] = lambda x: F.linear(x, weight)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.measurement import store_measurement
 from benchmarks.shapes import SHAPES
-from stepsaver.engine.backends.cpu.layouts import keep_halves, multiply_packed, pack
+from stepsaver.engine.backends.cpu.weights import keep_halves, multiply_packed, pack
 from stepsaver.engine.models.config import ModelConfig
 
 MEASURED = Path(__file__).parent / "measured"

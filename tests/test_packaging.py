@@ -62,7 +62,7 @@ def generate(site: Path) -> str:
 def where(site: Path) -> str:
     program = (
         f"import sys; sys.path.insert(0, {str(site)!r}); import stepsaver\n"
-        "from stepsaver.engine.backends.cpu import kernels\n"
+        "from stepsaver.engine.backends.cpu import library\n"
         "print(stepsaver.__version__, stepsaver.__file__)"
     )
     return run(sys.executable, "-c", program)

@@ -58,7 +58,7 @@ def test_what_is_timed_is_what_was_meant(dtype: torch.dtype, monkeypatch: pytest
             seconds += 0.5 + step.plan.rows + 100 * step.plan.reads.bit_count() + layer_seconds(step)
             last = 5.0 if 0 < step.plan.reads.bit_count() < step.plan.rows else last
         plan = turns[0].step.plan
-        if model.stack is not None and plan.mlp_reused:
+        if model.packed_layers is not None and plan.mlp_reused:
             seconds += (9 if plan.mlp_run else 4) * model.config.layers
         return executed._replace(seconds=seconds + last)
 
@@ -75,9 +75,11 @@ def test_what_is_timed_is_what_was_meant(dtype: torch.dtype, monkeypatch: pytest
     assert costs.attention == pytest.approx([ATTENTION * count for count in rows])
     assert costs.mlp == pytest.approx([(LAYER - ATTENTION) * count for count in rows])
     # a forward's curve has packing one sample in it already
-    assert costs.last_layer == pytest.approx(0 if model.stack is None else 5 - costs.step)
-    assert costs.layer_apart == pytest.approx(0 if model.stack is None else 9 - costs.step / model.config.layers)
-    assert costs.layer_reused == pytest.approx(0 if model.stack is None else 4)
+    assert costs.last_layer == pytest.approx(0 if model.packed_layers is None else 5 - costs.step)
+    assert costs.layer_apart == pytest.approx(
+        0 if model.packed_layers is None else 9 - costs.step / model.config.layers
+    )
+    assert costs.layer_reused == pytest.approx(0 if model.packed_layers is None else 4)
     assert costs.head == pytest.approx([100 * count for count in rows])
     assert costs.forward == pytest.approx([7 + 0.5 * each + count for count, each in zip(rows, samples, strict=True)])
 

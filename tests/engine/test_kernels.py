@@ -17,14 +17,15 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepsaver.engine.backends.cpu import kernels
+from stepsaver.engine.backends import backend_for
+from stepsaver.engine.backends.cpu import kernels, library
 from stepsaver.engine.models.load import load_model
-from stepsaver.engine.models.rope import Rope, rotate, rotation_table
+from stepsaver.engine.models.rope import Rope, Rotation, rotate, rotation_table
 from tests.conftest import GOLDEN
 from tests.engine.golden_cases import assert_equal_to_reference, decode_case, read_golden
 
 CPU = torch.device("cpu")
-built = pytest.mark.skipif(not kernels.serve(torch.float32, CPU), reason="no compiler when the package was installed")
+built = pytest.mark.skipif(not library.is_loaded(), reason="no compiler when the package was installed")
 sizes = st.integers(0, 40)
 widths = st.integers(1, 300)
 seeds = st.integers(0, 2**32 - 1)
@@ -37,30 +38,23 @@ def numbers(seed: int, *shape: int, spread: float = 3.0) -> torch.Tensor:
 @built
 @settings(max_examples=60, deadline=None)
 @given(rows=sizes, width=widths, seed=seeds, spread=st.sampled_from([1e-12, 1e-3, 1.0, 1e6]))
-def test_rows_are_scaled_like_the_norm(rows: int, width: int, seed: int, spread: float) -> None:
+def test_rows_are_normed(rows: int, width: int, seed: int, spread: float) -> None:
     x = numbers(seed, rows, width, spread=spread)
-    expected = F.rms_norm(x.double(), (width,), None, 1e-6) / width**0.5
-    assert torch.allclose(kernels.scale_rows(x, width * 1e-6).double(), expected, rtol=2e-6, atol=1e-30)
+    weight = numbers(seed + 1, width)
+    expected = F.rms_norm(x.double(), (width,), weight.double(), 1e-6)
+    assert torch.allclose(kernels.rms_norm(x, weight, 1e-6).double(), expected, rtol=2e-6, atol=1e-30)
 
 
 @built
 @settings(max_examples=40, deadline=None)
 @given(rows=sizes, width=widths, seed=seeds)
-def test_what_is_added_before_scaling_stays_in_the_rows(rows: int, width: int, seed: int) -> None:
+def test_a_pending_residual_stays_in_the_rows(rows: int, width: int, seed: int) -> None:
     x, added = numbers(seed, rows, width), numbers(seed + 1, rows, width)
     total = x + added
-    scaled = kernels.scale_rows(x, 1e-6, added)
+    weight = numbers(seed + 2, width)
+    normed = kernels.rms_norm(x, weight, 1e-6, added)
     assert torch.equal(x, total)
-    assert torch.equal(scaled, kernels.scale_rows(total, 1e-6))
-
-
-@built
-@settings(max_examples=40, deadline=None)
-@given(rows=sizes, width=widths, seed=seeds)
-def test_columns_are_multiplied_by_their_factors(rows: int, width: int, seed: int) -> None:
-    x, added, columns = numbers(seed, rows, width), numbers(seed + 1, rows, width), numbers(seed + 2, width)
-    expected = kernels.scale_rows(x + added, 1e-6) * columns
-    assert torch.equal(kernels.scale_rows(x, 1e-6, added, columns), expected)
+    assert torch.equal(normed, kernels.rms_norm(total, weight, 1e-6))
 
 
 @built
@@ -83,7 +77,12 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def rotations(rows: int, head_dim: int, seed: int) -> torch.Tensor:
+def in_slot(slot: int, rows: int) -> torch.Tensor:
+    """The first places of a slot."""
+    return torch.stack((torch.full((rows,), slot), torch.arange(rows)), 1)
+
+
+def rotations(rows: int, head_dim: int, seed: int) -> Rotation:
     table = rotation_table(Rope(theta=100.0), head_dim=head_dim, positions=50, dtype=torch.float32)
     return table[torch.randint(50, (rows,), generator=torch.Generator().manual_seed(seed))]
 
@@ -104,8 +103,8 @@ def test_rows_are_rotated_and_stored_where_they_belong_and_nowhere_else(
     stored = torch.zeros(slots, 2 * kv_heads, capacity, 2 * half)
     expected = stored.clone()
     expected[slot, :, position] = turned[:, heads:]
-    places = torch.from_numpy(slot * 2 * kv_heads * capacity + position)
-    assert kernels.mix(x.view(rows, (heads + 2 * kv_heads) * 2 * half), rotation, stored, places, None) is None
+    places = torch.from_numpy(np.stack((slot, position), 1))
+    assert kernels.attend(x.view(rows, (heads + 2 * kv_heads) * 2 * half), rotation, stored, places, None) is None
     assert torch.allclose(x, turned, atol=1e-5)
     assert torch.allclose(stored, expected, atol=1e-5)
     assert torch.equal(stored == 0, expected == 0)
@@ -126,7 +125,7 @@ def test_heads_are_normed_before_they_are_rotated(rows: int, heads: int, kv_head
     )
     stored = torch.zeros(1, 2 * kv_heads, rows, width)
     projected = x.flatten(1)
-    kernels.mix(projected, rotation, stored, torch.arange(rows), None, kernels.Norms(weight, 1e-6))
+    kernels.attend(projected, rotation, stored, in_slot(0, rows), None, kernels.Norms(weight, 1e-6))
     assert torch.allclose(projected, expected.flatten(1), atol=1e-4, rtol=1e-4)
     assert torch.allclose(stored[0].transpose(0, 1), expected[:, heads:], atol=1e-4, rtol=1e-4)
 
@@ -156,15 +155,15 @@ def test_rows_attend_to_what_the_same_call_stores(counts: list[int], group: int,
     segments = torch.tensor(
         [(end - n, end, slot, n, 0) for slot, (n, end) in enumerate(zip(counts, ends, strict=True))]
     )
-    places = torch.cat([slot * 2 * kv_heads * 40 + torch.arange(n) for slot, n in enumerate(counts)])
+    places = torch.cat([in_slot(slot, n) for slot, n in enumerate(counts)])
     together = torch.zeros(len(counts), 2 * kv_heads, 40, width)
     apart = together.clone()
     with threads(4):
-        mixed = kernels.mix(projected.clone(), rotation, together, places, segments)
+        mixed = kernels.attend(projected.clone(), rotation, together, places, segments)
     query_width = kv_heads * group * width
-    kernels.mix(projected[:, query_width:].contiguous(), rotation, apart, places, None)
+    kernels.attend(projected[:, query_width:].contiguous(), rotation, apart, places, None)
     assert torch.equal(together, apart)
-    expected = kernels.mix(projected[:, :query_width].contiguous(), rotation, apart, None, segments)
+    expected = kernels.attend(projected[:, :query_width].contiguous(), rotation, apart, None, segments)
     assert mixed is not None
     assert torch.equal(mixed, expected)
 
@@ -205,7 +204,7 @@ def test_attention_is_that_of_each_sample_alone(
         weights = scores.masked_fill(unseen[:, None, None], -torch.inf).softmax(-1)
         expected.append(torch.einsum("nkgl,kle->nkge", weights, values).flatten(1, 2))
         start += count
-    mixed = kernels.mix(projected, rotation, stored, None, torch.tensor(described))
+    mixed = kernels.attend(projected, rotation, stored, None, torch.tensor(described))
     assert mixed is not None
     assert torch.allclose(mixed.double(), torch.cat(expected).flatten(1), atol=2e-5)
 
@@ -222,12 +221,12 @@ def test_a_query_is_mixed_bit_for_bit_alike_alone_and_among_others(
     stored = numbers(seed, 1, 2 * kv_heads, 96, width, spread=1.0)
     projected = numbers(seed + 1, rows, kv_heads * group * width)
     rotation = rotations(rows, width, seed)
-    mixed = kernels.mix(projected.clone(), rotation, stored, None, torch.tensor([[0, rows, 0, length, growth]]))
+    mixed = kernels.attend(projected.clone(), rotation, stored, None, torch.tensor([[0, rows, 0, length, growth]]))
     assert mixed is not None
     for row in range(0, rows, 3):
         one = slice(row, row + 1)
         segment = torch.tensor([[0, 1, 0, length + row * growth, 0]])
-        alone = kernels.mix(projected[one].clone(), rotation[one], stored, None, segment)
+        alone = kernels.attend(projected[one].clone(), rotation[torch.tensor([row])], stored, None, segment)
         assert alone is not None
         assert torch.equal(alone[0], mixed[row])
 
@@ -242,11 +241,11 @@ def test_most_likely_is_the_first_best_but_the_mask(rows: int, width: int, data:
     if mask >= 0:
         allowed[:, mask] = -torch.inf
     best = [row.index(max(row)) for row in allowed.tolist()]
-    chosen = kernels.most_likely(logits, mask)
-    assert chosen[:, 0].tolist() == best
+    chosen = kernels.argmax(logits, mask)
+    assert chosen[0].tolist() == best
     probabilities = logits.double().softmax(-1)[range(rows), best]
-    assert torch.allclose(chosen[:, 1], probabilities, rtol=1e-5)
-    assert torch.allclose(chosen[:, 2], logits.double().sum(-1), atol=1e-3)
+    assert torch.allclose(chosen[1], probabilities, rtol=1e-5)
+    assert torch.allclose(chosen[2], logits.double().sum(-1), atol=1e-3)
 
 
 @built
@@ -254,16 +253,16 @@ def test_most_likely_is_the_first_best_but_the_mask(rows: int, width: int, data:
 def test_what_is_not_finite_stays_so(wrong: float) -> None:
     x = torch.ones(3, 64)
     x[1, 5] = wrong
-    for result in (kernels.scale_rows(x, 1e-6), kernels.silu_product(x)):
+    for result in (kernels.rms_norm(x, torch.ones(64), 1e-6), kernels.silu_product(x)):
         assert not torch.isfinite(result[1]).all()
         assert torch.isfinite(result[[0, 2]]).all()
-    assert torch.isfinite(kernels.most_likely(x, 3)[:, 2]).tolist() == [True, False, True]
+    assert torch.isfinite(kernels.argmax(x, 3)[2]).tolist() == [True, False, True]
 
 
 @built
 def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     x = numbers(0, 300, 2 * 576)  # enough for several threads
-    for kernel in (kernels.silu_product, lambda rows: kernels.scale_rows(rows, 1e-6)):
+    for kernel in (kernels.silu_product, lambda rows: kernels.rms_norm(rows, torch.ones(2 * 576), 1e-6)):
         with threads(4):
             whole = kernel(x)
         assert all(torch.equal(kernel(x[row : row + 1])[0], whole[row]) for row in range(0, 300, 37))
@@ -274,7 +273,7 @@ def test_kernels_are_built_where_there_is_a_compiler() -> None:
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} here")
-    assert kernels.problem is None
+    assert library.problem is None
 
 
 @built
@@ -288,26 +287,27 @@ def test_attention_hides_nothing_that_is_not_finite(where: str, wrong: str) -> N
     else:
         stored[0, 0 if where == "keys" else 1, 5, 3] = float(wrong)
     segments = torch.tensor([[0, 1, 0, 20, 0], [1, 2, 0, 5, 0]])
-    mixed = kernels.mix(projected, rotations(2, 16, 0), stored, None, segments)
+    mixed = kernels.attend(projected, rotations(2, 16, 0), stored, None, segments)
     assert mixed is not None
     assert not torch.isfinite(mixed[0, 16:32]).all()
     assert torch.isfinite(mixed[1]).all(), "whoever does not see it is not touched"
 
 
+@built
 def test_kernels_serve_single_precision_on_the_cpu_alone() -> None:
-    assert not kernels.serve(torch.float64, CPU)
-    assert not kernels.serve(torch.bfloat16, CPU)
-    assert not kernels.serve(torch.float32, torch.device("cuda"))
+    assert backend_for(torch.float32, CPU).has_kernels
+    for dtype, device in ((torch.float64, CPU), (torch.bfloat16, CPU), (torch.float32, torch.device("cuda"))):
+        assert not backend_for(dtype, device).has_kernels
 
 
-halved = pytest.mark.skipif(not kernels.multiplies_blocks(), reason="no multiplication by 16-bit weights here")
+halved = pytest.mark.skipif(not library.multiplies_blocks(), reason="no multiplication by 16-bit weights here")
 
 
 def in_blocks(weight: torch.Tensor) -> torch.Tensor:
     outputs, inputs = weight.shape
-    padded = torch.zeros(-(-outputs // kernels.BLOCK) * kernels.BLOCK, inputs, dtype=torch.float16)
+    padded = torch.zeros(-(-outputs // library.BLOCK) * library.BLOCK, inputs, dtype=torch.float16)
     padded[:outputs] = weight
-    return padded.unflatten(0, (-1, kernels.BLOCK)).transpose(1, 2).contiguous()
+    return padded.unflatten(0, (-1, library.BLOCK)).transpose(1, 2).contiguous()
 
 
 @halved
@@ -358,9 +358,9 @@ def test_halves_hide_nothing_that_is_not_finite(wrong: float) -> None:
 def test_decoding_equals_the_reference_with_fewer_kernels_too(setting: str, served: bool) -> None:
     """Without any, and with those of a processor that has no wide instructions."""
     script = (
-        "import torch; from stepsaver.engine.backends.cpu import kernels; "
+        "from stepsaver.engine.backends.cpu.backend import CPU; "
         "from tests.engine.test_kernels import decode_golden; "
-        f"assert kernels.serve(torch.float32, torch.device('cpu')) is {served}; decode_golden()"
+        f"assert CPU.has_kernels is {served}; decode_golden()"
     )
     ran = run_with_kernels(setting, script)
     assert ran.returncode == 0, ran.stderr
@@ -381,7 +381,7 @@ def mix_numbers(width: int) -> torch.Tensor:
     """Queries of two heads in two samples: three rows that see 45 rows, and one that sees 17."""
     stored = numbers(2, 2, 4, 64, width, spread=1.0)
     segments = torch.tensor([[0, 3, 0, 45, 0], [3, 4, 1, 17, 0]])
-    mixed = kernels.mix(numbers(3, 4, 4 * width, spread=1.0), rotations(4, width, 0), stored, None, segments)
+    mixed = kernels.attend(numbers(3, 4, 4 * width, spread=1.0), rotations(4, width, 0), stored, None, segments)
     assert mixed is not None
     return mixed
 

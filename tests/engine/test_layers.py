@@ -1,6 +1,6 @@
 """Layers that run in one call: every number is the one of the operations by themselves."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepsaver.engine import forward
-from stepsaver.engine.backends.cpu import kernels
+from stepsaver.engine.backends.cpu import backend, library
+from stepsaver.engine.backends.cpu.layers import run_layers
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.forward import Memory, StepOutput, run_step
 from stepsaver.engine.models.load import random_model
@@ -23,18 +23,18 @@ from stepsaver.engine.rows import row_set, rows_between
 from tests.conftest import tiny_config
 
 CPU = torch.device("cpu")
-stacked = pytest.mark.skipif(not kernels.multiplies_blocks(), reason="no multiplication by blocks here")
+stacked = pytest.mark.skipif(not library.multiplies_blocks(), reason="no multiplication by blocks here")
 
 
 @contextmanager
 def without_stack(model: Transformer) -> Iterator[None]:
     """Layer by layer, part by part."""
-    kept = model.stack
-    model.__dict__["stack"] = None
+    kept = model.packed_layers
+    model.__dict__["packed_layers"] = None
     try:
         yield
     finally:
-        model.__dict__["stack"] = kept
+        model.__dict__["packed_layers"] = kept
 
 
 def small_model(shape: dict, *, halves: bool, seed: int = 0) -> Transformer:
@@ -57,11 +57,11 @@ def run(
     to the end of its block of `seen` rows. In the `kept` layers some rows reuse the attention's delta, their keys and
     values, and the MLP's delta; in the others some rows keep only their keys and values.
     """
-    capacity, block, slots = kernels.LONGEST_CONTEXT + 32, max(rows for _, rows in samples), len(samples)
+    capacity, block, slots = library.LONGEST_CONTEXT + 32, max(rows for _, rows in samples), len(samples)
     cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=torch.float32, device=CPU)
     cache.stored.copy_(torch.randn(cache.stored[:, :1].shape, generator=torch.Generator().manual_seed(1)))
     deltas = DeltaCache(model.config, layers=kept, slots=slots, block_size=block, dtype=torch.float32, device=CPU)
-    parts = [part.fill_(7.0) for layer in deltas.by_layer.values() for part in layer]
+    deltas.stored.fill_(7.0)
     steps = []
     for slot, (context, rows) in enumerate(samples):
         window = rows_between(0, rows)
@@ -78,7 +78,7 @@ def run(
         tokens = np.random.default_rng(context).integers(3, model.config.vocab, rows)
         steps.append(Step(slot, context, tokens, seen or block, plan))
     memory = Memory(cache, deltas if kept else None, model.rotations(capacity), probes)
-    return run_step(model, memory, steps), [cache.stored, *parts]
+    return run_step(model, memory, steps), [cache.stored, deltas.stored]
 
 
 shapes = st.fixed_dictionaries(
@@ -128,9 +128,9 @@ def test_one_call_gives_the_numbers_of_many(
     frozen: int,
 ) -> None:
     model = small_model(shape, halves=halves)
-    assert model.stack is not None
-    assert not model.stack.is_large
-    model.stack.is_large = is_large  # how the work is shared, whatever the size: by rows, or by columns
+    assert model.packed_layers is not None
+    assert not model.packed_layers.is_large
+    model.packed_layers.is_large = is_large  # how the work is shared, whatever the size: by rows, or by columns
     kept = frozenset(layer for layer in kept if layer < model.config.layers)
     given = {"kept": kept, "reads": reads, "seen": seen, "probes": probes & kept, "reused": reused, "frozen": frozen}
     before = torch.get_num_threads()
@@ -153,8 +153,8 @@ LARGE = tiny_config(hidden=512, heads=8, kv_heads=2, head_dim=64, mlp=1000, laye
 
 @stacked
 def test_models_in_double_precision_and_large_ones_in_float32_have_no_stack() -> None:
-    assert random_model(tiny_config(), dtype=torch.float64).stack is None
-    assert random_model(LARGE, dtype=torch.float32).stack is None
+    assert random_model(tiny_config(), dtype=torch.float64).packed_layers is None
+    assert random_model(LARGE, dtype=torch.float32).packed_layers is None
 
 
 @stacked
@@ -162,8 +162,8 @@ def test_models_in_double_precision_and_large_ones_in_float32_have_no_stack() ->
 @pytest.mark.parametrize("samples", [[(0, 1)], [(40, 8)], [(3, 14)], [(64, 32), (7, 5), (0, 32), (90, 1)]])
 def test_large_layers_share_every_product(samples: list[tuple[int, int]], threads: int) -> None:
     model = random_model(LARGE, dtype=torch.float32, stored=torch.float16)
-    assert model.stack is not None
-    assert model.stack.is_large
+    assert model.packed_layers is not None
+    assert model.packed_layers.is_large
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -179,14 +179,15 @@ def test_large_layers_share_every_product(samples: list[tuple[int, int]], thread
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The first layer of each call of the kernels, and the one after its last."""
+    """The first layer of each call of the kernels that ran, and the one after its last."""
     made: list[tuple[int, int]] = []
 
-    def recorded(call: Callable) -> Callable:
-        return lambda *given, **named: (made.append(given[1:3]), call(*given, **named))[1]
+    def recorded(packed: object, span: range, *given: object) -> object:
+        going = run_layers(packed, span, *given)  # type: ignore[arg-type]
+        made.extend([] if going is None else [(span.start, span.stop)])
+        return going
 
-    for name in ("run_layers", "run_reused_layers"):
-        monkeypatch.setattr(forward, name, recorded(getattr(forward, name)))
+    monkeypatch.setattr(backend, "run_layers", recorded)
     return made
 
 
@@ -199,7 +200,7 @@ def test_the_kernel_is_called_once_for_all_layers_that_run_the_same_rows(calls: 
     run(model, [(3, 8), (9, 4)], reads=3)
     assert calls == [(0, 3), (3, 4)], "the last layer too, where fewer rows go on"
     calls.clear()
-    run(model, [(kernels.LONGEST_CONTEXT, 8)])
+    run(model, [(library.LONGEST_CONTEXT, 8)])
     assert not calls, "a context that another kernel attends"
 
 
@@ -247,8 +248,7 @@ def test_rows_may_keep_their_keys_and_values_in_layers_whose_deltas_nobody_keeps
 def test_without_memory_for_it_layers_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model({}, halves=True)
     expected, caches = run(model, [(5, 8)])
-    monkeypatch.setattr(forward, "run_layers", lambda *_, **__: None)
-    monkeypatch.setattr(forward, "run_reused_layers", lambda *_, **__: False)
+    monkeypatch.setattr(backend, "run_layers", lambda *_: None)
     found, caches_after = run(model, [(5, 8)])
     assert torch.equal(found.logits, expected.logits)
     assert all(map(torch.equal, caches, caches_after))
@@ -269,7 +269,7 @@ def test_a_copy_has_a_stack_of_its_own() -> None:
     model = small_model({}, halves=True)
     expected = run(model, [(5, 8)])[0].logits
     copy = deepcopy(model)
-    addresses = set(model.stack.addresses.flatten().tolist())  # type: ignore[union-attr]
-    assert addresses & set(copy.stack.addresses.flatten().tolist()) == {0}  # type: ignore[union-attr]
+    addresses = set(model.packed_layers.addresses.flatten().tolist())  # type: ignore[union-attr]
+    assert addresses & set(copy.packed_layers.addresses.flatten().tolist()) == {0}  # type: ignore[union-attr]
     del model
     assert torch.equal(run(copy, [(5, 8)])[0].logits, expected)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stepsaver.engine.backends.cpu.layouts import Packed
+from stepsaver.engine.backends import backend_for
+from stepsaver.engine.backends.cpu.weights import Packed
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.device import choose_dtype
 from stepsaver.engine.engine import Engine
@@ -192,8 +193,8 @@ def test_packed_weights_multiply_like_plain_ones(bias: bool, monkeypatch: pytest
     x = torch.randn(7, 40)
     with torch.inference_mode():
         plain = [layer.project(x), layer.project(x, (0, 32)), layer.project(x, (32, 96))]
-        layer.prepare((0, 32), (32, 96), weights="float32")
-        if not isinstance(layer.layout, Packed):
+        layer.prepare(backend_for(torch.float32, torch.device("cpu")), (0, 32), (32, 96), weights="float32")
+        if not isinstance(layer.packed, Packed):
             pytest.skip("this build of torch packs no weights")
         packed = [layer.project(x), layer.project(x, (0, 32)), layer.project(x, (32, 96))]
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(plain, packed, strict=True))

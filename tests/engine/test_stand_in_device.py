@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from stepsaver.engine import registry
-from stepsaver.engine.attention import _attend_folded
+from stepsaver.engine.backends.torch_attention import attend_folded
 from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.denoise import Denoise
@@ -188,7 +188,7 @@ def test_folded_heads_mix_as_shared_ones_do(is_masked: bool) -> None:
     shared = F.scaled_dot_product_attention(
         queries.transpose(0, 1).unsqueeze(0), keys, values, attn_mask=mask, enable_gqa=True
     )
-    folded = _attend_folded(queries, keys, values, mask, 3)
+    folded = attend_folded(queries, keys, values, mask, 3)
     assert torch.allclose(folded, shared[0].transpose(0, 1), atol=1e-12)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from stepsaver.engine.backends.cpu import kernels, tiles
+from stepsaver.engine.backends.cpu import library, tiles
 from stepsaver.engine.errors import UsageError
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A processor that announces tiles, and no library that could ask it."""
-    monkeypatch.setattr(kernels, "are_loaded", lambda: False)
+    monkeypatch.setattr(library, "is_loaded", lambda: False)
     monkeypatch.setattr(tiles, "are_announced", lambda: True)
     monkeypatch.setenv(tiles.LIMIT, "x")  # so that it is put back
     monkeypatch.delenv(tiles.LIMIT)
@@ -46,7 +46,7 @@ def test_broken_tiles_are_taken_from_the_library_that_trusts_them(
 ) -> None:
     announced.setattr(torch.nn.functional, "linear", dies_without_limit)
     tiles.require_working_tiles(dtype, CPU)
-    assert os.environ[tiles.LIMIT] == kernels.WITHOUT_TILES
+    assert os.environ[tiles.LIMIT] == library.WITHOUT_TILES
 
 
 @pytest.mark.parametrize("trial", [dies, never_ends])

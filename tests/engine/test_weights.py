@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from stepsaver.engine.backends.cpu.layouts import Floats, Halves, Packed, Plain, keep_halves
+from stepsaver.engine.backends.cpu.backend import CPU
+from stepsaver.engine.backends.cpu.weights import Floats, Halves, Packed, halves_problem, keep_halves
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models import linear
-from stepsaver.engine.models.linear import Kept, Linear, halves_problem
+from stepsaver.engine.models.linear import Kept, Linear
 from stepsaver.engine.models.load import load_model, random_model, save_weights
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.rules.rule import Rule
@@ -134,14 +135,14 @@ def test_halves_multiply_in_single_precision(rows: int, inputs: int, slices: str
     x = numbers(rows, 2 * inputs, seed=seed + 1)[:, ::2].contiguous() * 50
     exact = x.double() @ weight.double().t() + (layer.bias.double() if bias else 0.0)
     bound = (x.double().abs() @ weight.double().abs().t()).max() + 1.0 if rows else 1.0  # the bias is below 1
-    assert layer.prepare(*SLICES[slices], scale=torch.full((inputs,), 3.0), weights="float16") is False
+    layer.prepare(CPU, *SLICES[slices], weights="float16")
     for columns in ((0, 96), *SLICES[slices]):
         found = layer.project(x, columns)
         assert found.is_contiguous()
         assert ((found.double() - exact[:, slice(*columns)]).abs() <= 2e-6 * bound).all()
     if slices == "whole":
-        assert isinstance(layer.layout, Halves)
-        assert torch.equal(layer.layout.look_up(torch.arange(96)), weight.float())
+        assert isinstance(layer.packed, Halves)
+        assert torch.equal(layer.packed.look_up(torch.arange(96)), weight.float())
 
 
 @served
@@ -205,12 +206,12 @@ def test_small_weights_lie_in_blocks_and_double_precision_stays_as_it_is() -> No
     kinds = {
         (torch.float32, torch.float16): Halves,
         (torch.float32, torch.float32): Floats,
-        (torch.float64, torch.float16): Plain,
+        (torch.float64, torch.float16): type(None),
     }
     for (dtype, stored), layout in kinds.items():
         model = random_model(tiny_config(), dtype=dtype, stored=stored)
         maps = [module for module in model.modules() if isinstance(module, Linear)]
-        assert all(isinstance(each.layout, layout) for each in maps)
+        assert all(isinstance(each.packed, layout) for each in maps)
         assert all(each.weight is not None for each in maps), "they are small, and can be prepared again"
 
 
@@ -221,7 +222,7 @@ def test_large_weights_are_there_once() -> None:
     for weights, layout in kinds.items():
         model = random_model(config, dtype=torch.float32, weights=weights, stored=torch.float16)  # type: ignore[arg-type]
         large = [model.head, model.layers[0].mlp.gate_up, model.layers[0].mlp.down]  # type: ignore[union-attr]
-        assert all(isinstance(each.layout, layout) and each.weight is None for each in large)  # type: ignore[union-attr]
+        assert all(isinstance(each.packed, layout) and each.weight is None for each in large)  # type: ignore[union-attr]
         left = {
             name: parameter.dtype for name, parameter in model.named_parameters() if parameter.numel() >= linear.LARGE
         }
@@ -275,7 +276,8 @@ def test_machines_without_the_kernel_keep_float32_and_say_so(setting: str, tmp_p
         "import torch, sys, pathlib; from stepsaver.engine.models import linear; linear.LARGE = 1\n"
         "from stepsaver.engine.models.load import load_model\n"
         "folder = pathlib.Path(sys.argv[1])\n"
-        "assert linear.halves_problem()\n"
+        "from stepsaver.engine.backends.cpu.weights import halves_problem\n"
+        "assert halves_problem()\n"
         "assert load_model(folder, dtype=torch.float32).kept.float16 == 0\n"
         "load_model(folder, dtype=torch.float32, weights='float16')"
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.forward import PartName
+from stepsaver.engine.forward import Sublayer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rows import row_index
@@ -25,7 +25,7 @@ from stepsaver.engine.rules.layer_groups import group_size
 from stepsaver.engine.trace import COMPUTED_STEPS
 
 KINDS = ("masked", "just revealed", "revealed earlier")
-PARTS: tuple[PartName, ...] = ("attention", "mlp")
+PARTS: tuple[Sublayer, ...] = ("attention", "mlp")
 
 
 class Snapshot(NamedTuple):
@@ -45,13 +45,13 @@ class DriftRecorder:
     mask_id: int
     totals: NDArray[np.float64] = field(init=False)  # [parts, layers, ages, kinds]
     counts: NDArray[np.int64] = field(init=False)
-    history: dict[tuple[int, PartName, int], tuple[int, deque[Snapshot]]] = field(default_factory=dict)
+    history: dict[tuple[int, Sublayer, int], tuple[int, deque[Snapshot]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = (len(PARTS), self.layers, self.max_age, len(KINDS))
         self.totals, self.counts = np.zeros(shape), np.zeros(shape, dtype=np.int64)
 
-    def observe(self, layer: int, part: PartName, delta: Tensor, steps: Sequence[Step]) -> None:
+    def observe(self, layer: int, part: Sublayer, delta: Tensor, steps: Sequence[Step]) -> None:
         if layer == self.layers - 1:  # beyond its keys and values only a few rows run in the last layer
             return
         start = 0
@@ -63,7 +63,7 @@ class DriftRecorder:
                 self._compare(layer, part, step, snapshot)
             start += count
 
-    def _compare(self, layer: int, part: PartName, step: Step, now: Snapshot) -> None:
+    def _compare(self, layer: int, part: Sublayer, step: Step, now: Snapshot) -> None:
         key = (step.slot, part, layer)
         start, earlier = self.history.get(key, (-1, deque[Snapshot]()))
         if start != step.start:
@@ -77,7 +77,7 @@ class DriftRecorder:
                 self._add(part, layer, age, drift.double().cpu().numpy(), now.tokens[here], then.tokens[there])
         earlier.append(now)
 
-    def _add(self, part: PartName, layer: int, age: int, drift: NDArray, tokens: NDArray, before: NDArray) -> None:
+    def _add(self, part: Sublayer, layer: int, age: int, drift: NDArray, tokens: NDArray, before: NDArray) -> None:
         masked, was_masked = tokens == self.mask_id, before == self.mask_id
         for kind, chosen in enumerate((masked, ~masked & was_masked, ~masked & ~was_masked)):
             finite = chosen & np.isfinite(drift)

@@ -27,7 +27,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Forward, Memory
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.packing import Packer, Step, pack_rows
+from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import LayerRows, StepPlan, whole_plan
 from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.row_costs import RowCosts, predicted_seconds
@@ -40,7 +40,6 @@ from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.rules.trim import Trim
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.state import Request, Sample, request_key
-from stepsaver.engine.stream import Stream
 from stepsaver.engine.trace import ForwardRecord, LayersRun, Trace, sample_step
 
 BUDGET_SECONDS = 45.0
@@ -85,8 +84,7 @@ class Scratch:
         cache.stored.zero_()  # memory that nobody has touched is all the same page
         every = frozenset(range(model.config.layers))
         deltas = DeltaCache(model.config, layers=every, slots=slots, block_size=rows, **kept)  # type: ignore[arg-type]
-        for part in (part for layer in deltas.by_layer.values() for part in layer):
-            part.zero_()  # memory that nothing has written may hold NaN
+        deltas.stored.zero_()  # memory that nothing has written may hold NaN
         memory = Memory(cache, None, model.rotations(capacity))
         decoding = replace(self.decoding, prefix_cache=True)
         self.plain = BatchContext(model, memory, Denoise(Fixed()), decoding, Sampling(), slots)
@@ -111,12 +109,9 @@ class Scratch:
     @torch.inference_mode()
     def _layers_seconds(self, steps: list[Step]) -> float:
         model, memory = self.model, self.plain.memory
-        rows = pack_rows(steps, model.device)
-        packer = Packer(rows, rotation=memory.rotations[rows.positions], cache=memory.cache, deltas=None)
-        forward, run = Forward(memory, Stream(model.embedding(rows.tokens)), steps), packer.run(steps, 0)
+        forward = Forward(model, memory, steps)
         started = perf_counter()
-        has_run = forward.run_stack(model.stack, 0, model.config.layers, run)
-        assert has_run, "all rows run everything"
+        forward.run_layers(range(model.config.layers))
         return perf_counter() - started
 
 
@@ -155,7 +150,7 @@ def measure_row_costs(
     attended = [context * layout.samples * (context_row * layout.rows + cached_row) for layout in layouts]
     attention = [each / config.layers - seen for each, seen in zip(parts.attention, attended, strict=True)]
     mlp = [each / config.layers for each in parts.mlp]
-    if model.stack is not None:  # one call for both
+    if model.packed_layers is not None:  # one call for both
         share = _attention_share(config)
         attention, mlp = ([part * each for each in attention] for part in (share, 1 - share))
     costs = RowCosts(
@@ -225,7 +220,7 @@ def _part_seconds(
     """Returns seconds: of the parts; of packing one more sample's rows; of one more sample's context, by row and layer;
     and what is measured only where layers run in one call.
     """
-    largest, is_stacked = layouts[-1], model.stack is not None
+    largest, is_stacked = layouts[-1], model.packed_layers is not None
     apart = Layout(min(largest.rows, largest.samples), 1, largest.context)  # as many rows as samples
     together = Layout(1, apart.samples, largest.context)
     wanted = dict.fromkeys((layout, runs) for layout in layouts for runs in (STACKED_RUNS if is_stacked else RUNS))

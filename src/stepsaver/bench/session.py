@@ -18,7 +18,6 @@ from stepsaver.bench.identity import folder_hash, gpu_name, library_versions, pe
 from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.bench.step_counts import count_steps
 from stepsaver.engine import registry
-from stepsaver.engine.backends.cpu import kernels
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Weights
@@ -256,7 +255,7 @@ class TaskRun:
             layers=session.model.config.layers,
             source=source_hash(),
             libraries=library_versions(),
-            kernels=kernels.serve(session.model.dtype, session.device),
+            kernels=session.model.backend.has_kernels,
             weights=session.weights,
             decode=engine.decoder.text,
             rules=[registry.describe(rule) for rule in engine.decoder.rules],

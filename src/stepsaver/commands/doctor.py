@@ -84,8 +84,7 @@ def _device(name: str, dtype_name: str) -> Finding:
 
 
 def _weights() -> Finding:
-    from stepsaver.engine.backends.cpu.layouts import can_pack
-    from stepsaver.engine.models.linear import halves_problem
+    from stepsaver.engine.backends.cpu.weights import can_pack, halves_problem
 
     problem = halves_problem()
     sixteen = f"not in 16 bits ({problem})" if problem else "in 16 bits where float16 holds them"
@@ -94,9 +93,9 @@ def _weights() -> Finding:
 
 
 def _kernels() -> Finding:
-    from stepsaver.engine.backends.cpu import kernels
+    from stepsaver.engine.backends.cpu.library import problem
 
-    says = f"torch's operations instead ({kernels.problem})" if kernels.problem else "used on the CPU in float32"
+    says = f"torch's operations instead ({problem})" if problem else "used on the CPU in float32"
     return Finding("kernels", True, says)
 
 

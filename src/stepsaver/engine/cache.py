@@ -2,11 +2,10 @@
 
 A slot holds one sample. Its keys and values are in position order, so the prefix cache (committed blocks) and the block
 cache (the block being decoded) are one range, and a commit just rewrites rows in place. The positions of a head are
-next to each other, so attention reads them in one go.
+next to each other, so attention reads them in one go. K key-value heads, E head dimension, D hidden, N packed rows.
 """
 
 from functools import cached_property
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepsaver.engine.backends.cpu import kernels
-from stepsaver.engine.backends.cpu.large_pages import HAS_LARGE_PAGES, map_large_pages
+from stepsaver.engine.backends import backend_for
 from stepsaver.engine.models.config import ModelConfig
 
 Index = NDArray[np.int64]
@@ -39,11 +37,12 @@ class KeyValueCache:
     def __init__(
         self, config: ModelConfig, *, slots: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.slots, self.capacity, self.kv_heads, self.device = slots, capacity, config.kv_heads, device
-        shape = (config.layers, slots, 2 * config.kv_heads, capacity, config.head_dim)
+        self.slots, self.capacity, self.device = slots, capacity, device
+        self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
+        self.backend = backend_for(dtype, device)
         # zeros: a masked row has weight 0, and 0 times whatever is in memory may be NaN
-        self.stored = _zeros(shape, dtype, device)
-        self.has_kernel = kernels.serve(dtype, device)
+        shape = (config.layers, slots, 2 * config.kv_heads, capacity, config.head_dim)
+        self.stored = self.backend.zeros(shape, dtype, device)
         self.by_layer = self.stored.unbind()
         self._contexts: dict[tuple[int, int, int], tuple[KeysValues, ...]] = {}
 
@@ -51,25 +50,11 @@ class KeyValueCache:
     def bytes(self) -> int:
         return self.stored.nbytes
 
-    def row_indices(self, slots: Index, positions: Index) -> Tensor:
-        """Where packed rows go: indices of their first head [N] among all rows of all heads of all slots.
-
-        Without a kernel, the indices of all their heads [N, 2 K].
-        """
+    def places(self, slots: Index, positions: Index) -> Tensor:
+        """Where the keys and values of packed rows go [N, 2]."""
         assert slots.max() < self.slots
         assert positions.max() < self.capacity
-        indices = slots * (2 * self.kv_heads * self.capacity) + positions
-        if not self.has_kernel:
-            indices = indices[:, None] + np.arange(2 * self.kv_heads) * self.capacity
-        return torch.from_numpy(indices).to(self.device, non_blocking=True)
-
-    def write(self, layer: int, indices: Tensor, keys_values: Tensor) -> None:
-        """Writes packed rows [N, 2 K, E] at their indices. Used where no kernel does it."""
-        self.by_layer[layer].view(-1, self.stored.shape[-1])[indices] = keys_values
-
-    def kernel_attends(self, length: int) -> bool:
-        """Whether our own kernel can attend to a context of `length` rows."""
-        return self.has_kernel and kernels.can_attend(self.stored.shape[-1], length)
+        return torch.from_numpy(np.stack((slots, positions), 1)).to(self.device, non_blocking=True)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` rows of one slot to another."""
@@ -93,21 +78,15 @@ class KeyValueCache:
         return self._contexts[key]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU in large pages: attention reads a few kB of each of many heads, which lie far apart."""
-    count = prod(shape)
-    if device.type != "cpu" or not HAS_LARGE_PAGES or not count:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(map_large_pages(count * dtype.itemsize), dtype=dtype, count=count).view(shape)
+class SublayerDeltas(NamedTuple):
+    """What the sublayers of a layer added to each row; None: it is not kept."""
 
-
-class PartDeltas(NamedTuple):
-    attention: Tensor
-    mlp: Tensor
+    attention: Tensor | None = None
+    mlp: Tensor | None = None
 
 
 class DeltaCache:
-    """Per layer and part, the delta of each row of each slot's block. Only layers that a rule may reuse have one."""
+    """Per layer and sublayer, the delta of each row of each slot's block: of layers that a rule may reuse."""
 
     def __init__(
         self,
@@ -120,34 +99,25 @@ class DeltaCache:
         device: torch.device,
     ) -> None:
         self.block_size, self.layers, self.kept = block_size, config.layers, sorted(layers)
-        shape = (len(self.kept), 2, slots * block_size, config.hidden)
-        self.stored = torch.empty(shape, dtype=dtype, device=device)
-        parts = (PartDeltas(*each.unbind()) for each in self.stored.unbind())
-        self.by_layer = dict(zip(self.kept, parts, strict=True))
+        self.stored = torch.empty((len(self.kept), 2, slots * block_size, config.hidden), dtype=dtype, device=device)
+        deltas = (SublayerDeltas(*each.unbind()) for each in self.stored.unbind())
+        self.by_layer = dict(zip(self.kept, deltas, strict=True))
 
     @cached_property
     def addresses(self) -> Tensor:
         """Where each layer's deltas are in memory [layers, 2]; 0 for a layer whose deltas are not kept."""
-        kept = [self.by_layer.get(layer, ()) for layer in range(self.layers)]
-        return torch.tensor([[part.data_ptr() for part in parts] or [0, 0] for parts in kept])
+        kept = [self.by_layer.get(layer, SublayerDeltas()) for layer in range(self.layers)]
+        return torch.tensor([[0 if each is None else each.data_ptr() for each in deltas] for deltas in kept])
 
-    def has(self, first: int, last: int) -> bool:
-        """Whether the deltas of all layers from `first` to `last` - 1 are kept."""
-        return all(layer in self.by_layer for layer in range(first, last))
+    def has(self, layers: range) -> bool:
+        """Whether the deltas of all these layers are kept."""
+        return all(layer in self.by_layer for layer in layers)
 
-    def read(self, first: int, last: int, indices: Tensor) -> Tensor:
-        """Copies the deltas of some rows in the layers from `first` to `last` - 1 [layers, 2, N, D]."""
-        place = self.kept.index(first)
-        return self.stored[place : place + last - first].index_select(2, indices)
+    def read(self, layers: range, indices: Tensor) -> Tensor:
+        """Copies the deltas of some rows in consecutive layers [layers, 2, N, D]."""
+        place = self.kept.index(layers.start)
+        return self.stored[place : place + len(layers)].index_select(2, indices)
 
     @property
     def bytes(self) -> int:
         return self.stored.nbytes
-
-
-def keep_deltas(stored: Tensor, indices: Tensor, delta_ND: Tensor) -> None:
-    """Writes the deltas of packed rows at their indices among those of one layer and part."""
-    if kernels.serve(stored.dtype, stored.device):
-        kernels.copy_rows(delta_ND, stored, indices)
-    else:
-        stored.index_copy_(0, indices, delta_ND)

@@ -1,35 +1,29 @@
 """The loop over layers. There is one: prefills, denoising steps and commits of all samples run through it.
 
 The rows of all samples are packed into one matrix, so every projection is one matrix multiplication, whatever state the
-samples are in. Consecutive layers that run the same rows share their index tensors (`packing.py`).
+samples are in. Consecutive layers that run the same rows share their index tensors (`packing.py`), and one call where
+the backend has one. N packed rows, D hidden, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import nan
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stepsaver.engine.attention import mix
-from stepsaver.engine.backends.cpu.layers import (
-    KeptDeltas,
-    LayerStack,
-    RowsOfParts,
-    Some,
-    run_layers,
-    run_reused_layers,
-)
-from stepsaver.engine.cache import DeltaCache, KeyValueCache, keep_deltas
+from stepsaver.engine.backends.packed import PackedRun, RowSubset
+from stepsaver.engine.cache import DeltaCache, KeyValueCache, SublayerDeltas
 from stepsaver.engine.models.rope import Rotation
-from stepsaver.engine.models.transformer import Attention, Layer, Transformer
-from stepsaver.engine.packing import PackedRun, Packer, PartRows, Step, Subset, pack_rows, run_end
+from stepsaver.engine.models.transformer import Attention, Transformer
+from stepsaver.engine.packing import Packer, Step, pack_rows, run_end
 from stepsaver.engine.stream import Stream
 from stepsaver.engine.threads import require_own_threads
 
-PartName = Literal["attention", "mlp"]
+Sublayer = Literal["attention", "mlp"]
 
 
 class Memory(NamedTuple):
@@ -42,14 +36,14 @@ class Memory(NamedTuple):
     observe: "Observe | None" = None
 
 
-# Gets each part's delta of the rows that ran: layer, part, delta, and the steps that the rows belong to.
-Observe = Callable[[int, PartName, Tensor, Sequence[Step]], None]
+# Gets each sublayer's delta of the rows that ran: layer, sublayer, delta, and the steps that the rows belong to.
+Observe = Callable[[int, Sublayer, Tensor, Sequence[Step]], None]
 Ask = Callable[[Sequence[Step], Tensor], Sequence[Step]]
 
 
 @dataclass
 class Executed:
-    """What the parts did, counted from their input tensors: row-layers, and layers that ran on any row."""
+    """What the sublayers did, counted from their input tensors: row-layers, and layers that ran on any row."""
 
     attention: int = 0
     keys_values: int = 0
@@ -59,26 +53,14 @@ class Executed:
     keys_values_layers: int = 0
     mlp_layers: int = 0
 
-    def count(self, part: PartName, rows: int) -> None:
-        if part == "attention":
-            self.attention += rows
-            self.attention_layers += 1
-        else:
-            self.mlp += rows
-            self.mlp_layers += 1
-
-    def count_layers(self, layers: int, *, written: int, attention: int, mlp: int) -> None:
-        """Some layers, each with so many rows that write keys and values, attend, and run the MLP."""
-        self.attention += attention * layers
-        self.keys_values += written * layers
-        self.mlp += mlp * layers
+    def count(self, layers: int = 1, *, attention: int = 0, keys_values: int = 0, mlp: int = 0) -> None:
+        """Some layers, each with so many rows that attend, write keys and values, and run the MLP."""
+        self.attention += layers * attention
+        self.keys_values += layers * keys_values
+        self.mlp += layers * mlp
         self.attention_layers += layers if attention else 0
-        self.keys_values_layers += layers if written else 0
+        self.keys_values_layers += layers if keys_values else 0
         self.mlp_layers += layers if mlp else 0
-
-    def count_keys_values(self, rows: int) -> None:
-        self.keys_values += rows
-        self.keys_values_layers += 1
 
 
 class StepOutput(NamedTuple):
@@ -95,186 +77,142 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
     Where a plan says so, `ask` gets the drift measured so far and returns the steps for the layers that follow.
     """
     require_own_threads()
-    rows = pack_rows(steps, model.device)
-    packer = Packer(rows, rotation=memory.rotations[rows.positions], cache=memory.cache, deltas=memory.deltas)
-    forward = Forward(memory, Stream(model.embedding(rows.tokens)), steps)
-    layers = tuple(model.layers)
+    forward = Forward(model, memory, steps)
     first = 0
-    while first < len(layers):
+    while first < model.config.layers:
         last = run_end(forward.steps, first)
-        run = packer.run(forward.steps, first)
-        for start, stop in forward.spans(first, last, run):
-            if not forward.run_stack(model.stack, start, stop, run):
-                for index in range(start, stop):
-                    forward.run_layer(cast(Layer, layers[index]), index, run)
+        forward.run_layers(range(first, last))
         if ask is not None and any(step.plan.ask_after == last - 1 for step in forward.steps):
             assert forward.drift_N is not None, "a plan asks for a drift that nobody measures"
             forward.steps = ask(forward.steps, forward.drift_N)
         first = last
-    return StepOutput(forward.logits(model), forward.executed, forward.drift_N, forward.steps)
+    return StepOutput(forward.logits(), forward.executed, forward.drift_N, forward.steps)
 
 
 class Forward:
     """The state of a forward between layers."""
 
-    def __init__(self, memory: Memory, stream: Stream, steps: Sequence[Step]) -> None:
-        self.memory = memory
-        self.stream = stream
-        self.steps = steps
+    def __init__(self, model: Transformer, memory: Memory, steps: Sequence[Step]) -> None:
+        rows = pack_rows(steps, model.device)
+        self.model, self.memory, self.steps = model, memory, steps
+        self.backend, self.layers = model.backend, model.each_layer
+        self.packer = Packer(rows, rotation=memory.rotations[rows.positions], cache=memory.cache, deltas=memory.deltas)
+        self.stream = Stream(model.embedding(rows.tokens))
+        self.going: Tensor | None = None  # the rows that still go on, which are fewer in the last layer; None: all
         self.executed = Executed()
         self.drift_N: Tensor | None = None
         if memory.probe_layers and memory.deltas is not None:
-            self.drift_N = torch.zeros(len(stream.h_ND), dtype=torch.float32, device=stream.h_ND.device)
+            self.drift_N = torch.zeros(len(rows.tokens), dtype=torch.float32, device=model.device)
 
-    def run_layer(self, layer: Layer, index: int, run: PackedRun) -> None:
-        """Project, mix, add, MLP, add. What a plan leaves out is added from the delta cache."""
-        attention, mlp = layer.parts
-        mixed = self._mix(attention, index, run)
+    def run_layers(self, layers: range) -> None:
+        """Runs consecutive layers that run the same rows."""
+        run = self.packer.run(self.steps, layers.start)
+        for span in self._spans(layers, run):
+            if not self._run_together(span, run):
+                for index in span:
+                    self._run_layer(index, run)
+
+    def logits(self) -> Tensor:
+        """The logits of the rows that are read, sample by sample."""
+        rows = len(self.stream.h_ND)
+        self.executed.head += rows
+        if not rows:
+            return self.stream.h_ND.new_empty((0, self.model.config.vocab))
+        return self.stream.through(self.model.logits, RowSubset(None, rows))
+
+    def _run_layer(self, index: int, run: PackedRun) -> None:
+        """h = h + attention(h), then h = h + mlp(h). A row that leaves a sublayer out takes the delta kept of it."""
+        layer, kept = self.layers[index], self._kept(index)
+        mixed = self._attend(layer.attention, index, run)
+        self.going = run.kept
         self.stream.keep(run.kept)
-        self._add("attention", index, None if mixed is None else attention.finish(mixed), run)
-        delta = self.stream.through(mlp, run.mlp.ran) if run.mlp.ran.size else None
-        self._add("mlp", index, delta, run)
+        if mixed is not None:
+            self._add("attention", index, layer.attention.finish(mixed), run.attention.ran, kept.attention)
+        self._reuse(kept.attention, run.attention.reused)
+        if run.mlp.ran.size:
+            self._add("mlp", index, self.stream.through(layer.mlp, run.mlp.ran), run.mlp.ran, kept.mlp)
+        self._reuse(kept.mlp, run.mlp.reused)
 
-    def spans(self, first: int, last: int, run: PackedRun) -> Iterable[tuple[int, int]]:
-        """The layers of a run that can be run in one call. Those whose drift is measured are apart from the others, and
-        from one another where some rows reuse their deltas.
-        """
-        measured = [self._is_measured(layer) for layer in range(first, last)]
-        edges = {
-            first + place
-            for place, (before, after) in enumerate(pairwise(measured), start=1)
-            if before != after or (after and not run.is_whole)
-        }
-        return pairwise(sorted({first, last, *edges}))
+    def _attend(self, attention: Attention, index: int, run: PackedRun) -> Tensor | None:
+        """Rewrites keys and values, and mixes what the queries see. None if there are no queries."""
+        mixed = None
+        for rows in run.projected:
+            wanted = attention.rows_of(queries=rows.attending is not None, keys_values=rows.places is not None)
+            projected = self.stream.through(partial(attention.project, rows=wanted), rows.rows)
+            self.executed.count(keys_values=0 if rows.places is None else len(projected))
+            mixed = self.backend.attend(projected, rows, self.memory.cache, index, attention.head_norms)
+        return mixed
+
+    def _add(self, name: Sublayer, index: int, delta: Tensor, rows: RowSubset, kept: Tensor | None) -> None:
+        """Adds what a sublayer made of some rows, and keeps it where it may be reused."""
+        self.executed.count(**{name: len(delta)})
+        if self.memory.observe is not None:
+            self.memory.observe(index, name, delta, self.steps)
+        self.stream.add(delta, rows)
+        if kept is not None and rows.deltas is not None:
+            if self._is_measured(index):
+                self._note_drift(_relative_change(delta, kept[rows.deltas]), rows)
+            self.backend.copy_rows(delta, kept, rows.deltas)
+
+    def _reuse(self, kept: Tensor | None, rows: RowSubset) -> None:
+        if rows.size:
+            assert kept is not None, "a plan reuses a layer whose deltas nobody keeps"
+            self.stream.add(kept[rows.deltas], rows)
+
+    def _kept(self, index: int) -> SublayerDeltas:
+        deltas = self.memory.deltas
+        return SublayerDeltas() if deltas is None else deltas.by_layer.get(index, SublayerDeltas())
 
     def _is_measured(self, layer: int) -> bool:
         return self.drift_N is not None and layer in self.memory.probe_layers
 
-    def run_stack(self, stack: LayerStack | None, first: int, last: int, run: PackedRun) -> bool:
-        """Runs all layers of a run in one call. That needs weights in blocks, contexts that our own kernel attends, and
-        nobody who watches a delta; and rows that all run everything, or small layers before the last one whose deltas
-        are kept. Otherwise it does nothing and returns False.
+    def _spans(self, layers: range, run: PackedRun) -> Iterable[range]:
+        """The layers of a run that may be run in one call. Those whose drift is measured are apart from the others, and
+        from one another where some rows reuse their deltas.
         """
-        memory, attending, is_measured = self.memory, run.attending, self._is_measured(first)
-        if stack is None or attending.alone or attending.grouped or memory.observe is not None:
-            return False
-        if run.is_whole and not is_measured:
-            return self._run_whole(stack, first, last, run)
-        if memory.deltas is None or run.kept is not None or not memory.deltas.has(first, last):
-            return False
-        if run.is_whole:
-            return self._run_measured(stack, first, last, run, memory.deltas)
-        return not (stack.is_large or is_measured) and self._run_reused(stack, first, last, run, memory.deltas)
+        measured = [self._is_measured(layer) for layer in layers]
+        edges = {
+            layers.start + place
+            for place, (before, after) in enumerate(pairwise(measured), start=1)
+            if before != after or (after and not run.is_whole)
+        }
+        return (range(*span) for span in pairwise(sorted({layers.start, layers.stop, *edges})))
 
-    def _run_whole(self, stack: LayerStack, first: int, last: int, run: PackedRun) -> bool:
-        memory, segments, cache_rows = self.memory, run.attending.by_kernel, run.cache_rows
-        assert segments is not None
-        assert cache_rows is not None
-        deltas = None
-        if memory.deltas is not None:
-            deltas = KeptDeltas(memory.deltas.addresses, run.mlp.ran_delta_index)
-        h_ND, rotation = self.stream.settled(), run.keys_values_rotation
-        going = run_layers(
-            stack, first, last, h_ND, rotation, memory.cache.stored, cache_rows, segments, kept=run.kept, deltas=deltas
-        )
+    def _run_together(self, layers: range, run: PackedRun) -> bool:
+        """Runs these layers in one call, if the backend can and nobody watches a delta. Drift is measured after they
+        ran, against the deltas they had before. False: nothing has changed.
+        """
+        memory, ran, before = self.memory, run.mlp.ran, None
+        if self.model.packed_layers is None or memory.observe is not None:
+            return False
+        if self._is_measured(layers.start):
+            if not run.is_whole or memory.deltas is None or ran.deltas is None:
+                return False
+            before = memory.deltas.read(layers, ran.deltas)
+        model, h_ND = self.model, self.stream.settled()
+        going = self.backend.run_layers(model.packed_layers, layers, h_ND, run, memory.cache, memory.deltas)
         if going is None:
             return False
-        self.stream.h_ND = going
-        self.executed.count_layers(last - first, written=len(h_ND), attention=len(going), mlp=len(going))
+        self.going, self.stream.h_ND = run.kept, going
+        written = 0 if run.written is None else run.written.rows.size
+        self.executed.count(len(layers), attention=run.attention.ran.size, keys_values=written, mlp=ran.size)
+        if before is not None and memory.deltas is not None and ran.deltas is not None:
+            self._note_drift(_relative_change(memory.deltas.read(layers, ran.deltas), before).amax((0, 1)), ran)
         return True
 
-    def _run_measured(self, stack: LayerStack, first: int, last: int, run: PackedRun, deltas: DeltaCache) -> bool:
-        """The drift of all these layers is measured after they ran, against the deltas they had before."""
-        before = deltas.read(first, last, run.mlp.ran_delta_index)
-        if not self._run_whole(stack, first, last, run):
-            return False
-        drift = _relative_change(deltas.read(first, last, run.mlp.ran_delta_index), before)
-        self._note_drift(drift.amax((0, 1)), run.mlp.ran, None)
-        return True
-
-    def _note_drift(self, drift: Tensor, rows: Subset, kept: Tensor | None) -> None:
+    def _note_drift(self, drift: Tensor, rows: RowSubset) -> None:
         """Raises the drift of some of the rows that go on, or of all. Which had a valid delta, the caller knows. Rows
         that do not go on have no drift.
         """
         assert self.drift_N is not None
-        if kept is not None:
-            self.drift_N = torch.full_like(self.drift_N, nan).index_copy_(0, kept, self.drift_N[kept])
-        index = rows.indices if kept is None else kept if rows.indices is None else kept[rows.indices]
+        going = self.going
+        if going is not None:
+            self.drift_N = torch.full_like(self.drift_N, nan).index_copy_(0, going, self.drift_N[going])
+        index = rows.indices if going is None else going if rows.indices is None else going[rows.indices]
         if index is None:
             torch.maximum(self.drift_N, drift, out=self.drift_N)
         else:
             self.drift_N[index] = torch.maximum(self.drift_N[index], drift)
-
-    def _run_reused(self, stack: LayerStack, first: int, last: int, run: PackedRun, deltas: DeltaCache) -> bool:
-        attention, mlp = run.attention, run.mlp
-        parts = RowsOfParts(
-            Some(run.keys_values.indices, None, run.keys_values.size),
-            Some(attention.ran.indices, attention.ran_delta_index, attention.ran.size),
-            Some(mlp.ran.indices, mlp.ran_delta_index, mlp.ran.size),
-            Some(attention.reused.indices, attention.reused_delta_index, attention.reused.size),
-            Some(mlp.reused.indices, mlp.reused_delta_index, mlp.reused.size),
-        )
-        has_run = run_reused_layers(
-            stack,
-            first,
-            last,
-            self.stream.settled(),
-            parts,
-            (run.keys_values_rotation, run.query_rotation),
-            self.memory.cache.stored,
-            run.cache_rows,
-            run.attending.by_kernel,
-            deltas.addresses,
-        )
-        if has_run:
-            written, attending, thinking = run.keys_values.size, attention.ran.size, mlp.ran.size
-            self.executed.count_layers(last - first, written=written, attention=attending, mlp=thinking)
-        return has_run
-
-    def _mix(self, attention: Attention, index: int, run: PackedRun) -> Tensor | None:
-        """Rewrites keys and values, and mixes the queries. Returns None if there are no queries."""
-        cache, norms = self.memory.cache, attention.head_norms
-        if run.is_fused:
-            projected = self.stream.through(attention.project, run.queries)
-            self.executed.count_keys_values(projected.shape[0])
-            return mix(
-                projected, run.query_rotation, cache, index, norms, cache_rows=run.cache_rows, attending=run.attending
-            )
-        if run.cache_rows is not None:
-            projected = self.stream.through(attention.project_keys_values, run.keys_values)
-            mix(projected, run.keys_values_rotation, cache, index, norms, cache_rows=run.cache_rows)
-            self.executed.count_keys_values(projected.shape[0])
-        if not run.queries.size:
-            return None
-        projected = self.stream.through(attention.project_queries, run.queries)
-        return mix(projected, run.query_rotation, cache, index, norms, attending=run.attending)
-
-    def _add(self, name: PartName, index: int, delta: Tensor | None, run: PackedRun) -> None:
-        """Adds a part's delta: new for the rows that ran, cached for the other rows. Keeps the new ones."""
-        part: PartRows = getattr(run, name)
-        stored = None
-        if self.memory.deltas is not None and index in self.memory.deltas.by_layer:
-            stored = getattr(self.memory.deltas.by_layer[index], name)
-        if delta is not None:
-            self.executed.count(name, delta.shape[0])
-            if self.memory.observe is not None:
-                self.memory.observe(index, name, delta, self.steps)
-            self.stream.add(delta, part.ran)
-            if stored is not None:
-                if self._is_measured(index):
-                    self._note_drift(_relative_change(delta, stored[part.ran_delta_index]), part.ran, run.kept)
-                keep_deltas(stored, part.ran_delta_index, delta)
-        if part.reused.size:
-            assert stored is not None, "a plan reuses a layer whose deltas nobody keeps"
-            self.stream.add(stored[part.reused_delta_index], part.reused)
-
-    def logits(self, model: Transformer) -> Tensor:
-        """The logits of the rows that are read, sample by sample."""
-        rows = self.stream.h_ND.shape[0]
-        self.executed.head += rows
-        if not rows:
-            return self.stream.h_ND.new_empty((0, model.config.vocab))
-        return self.stream.through(model.logits, Subset(None, rows))
 
 
 def _relative_change(delta: Tensor, before: Tensor) -> Tensor:

@@ -7,11 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepsaver.engine.attention import Attending, Segment, plan_attending
+from stepsaver.engine.attention import Segment, plan_attending
+from stepsaver.engine.backends.packed import Attending, AttentionRows, PackedRun, RowSubset, SublayerRows
 from stepsaver.engine.cache import DeltaCache, Index, KeyValueCache
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import Rows, index_within, row_index
+
+RowSets = tuple[Rows, ...]  # one per step
 
 
 class Step(NamedTuple):
@@ -44,54 +47,11 @@ class PackedRows(NamedTuple):
     positions: Tensor
 
 
-class Subset(NamedTuple):
-    """Some of a sequence of rows."""
-
-    indices: Tensor | None  # None: all of them
-    size: int
-
-    def select(self, rows: Tensor) -> Tensor:
-        return rows if self.indices is None else rows[self.indices]
-
-
-class PartRows(NamedTuple):
-    """Of the rows that go on, which ran this part, and which take its delta from the cache."""
-
-    ran: Subset
-    reused: Subset
-    ran_delta_index: Tensor
-    reused_delta_index: Tensor
-
-
-class PackedRun(NamedTuple):
-    """What consecutive layers that run the same rows share."""
-
-    is_fused: bool  # one projection gives queries, keys and values of all rows
-    keys_values: Subset
-    keys_values_rotation: Rotation
-    cache_rows: Tensor | None  # where the keys and values go, if there are any
-    queries: Subset
-    query_rotation: Rotation
-    attending: Attending
-    kept: Tensor | None  # the rows that go on after the keys and values; None: all
-    attention: PartRows
-    mlp: PartRows
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every row writes its keys and values, and every row that goes on after that runs every part."""
-        parts = (self.attention.ran, self.mlp.ran)
-        return self.keys_values.indices is None and all(part.indices is None and part.size for part in parts)
-
-
 def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:
     windows = [row_index(step.plan.window) for step in steps]
     tokens = np.concatenate([step.tokens[window] for step, window in zip(steps, windows, strict=True)])
     positions = np.concatenate([step.start + window for step, window in zip(steps, windows, strict=True)])
-    return PackedRows(
-        tokens=_tensor(tokens, device),
-        positions=_tensor(positions, device),
-    )
+    return PackedRows(_tensor(tokens, device), _tensor(positions, device))
 
 
 def run_end(steps: Sequence[Step], first: int) -> int:
@@ -112,76 +72,94 @@ class Packer:
         self.device = rows.tokens.device
         self.rotation, self.cache, self.deltas = rotation, cache, deltas
         self._nothing = torch.empty(0, dtype=torch.int64, device=self.device)
-        self._subsets: dict[tuple[tuple[Rows, ...], tuple[Rows, ...]], Subset] = {}
-        self._rotations: dict[tuple[Rows, ...], Rotation] = {}
-        self._cache_rows: dict[tuple[Rows, ...], Tensor | None] = {}
-        self._attending: dict[tuple[Rows, ...], Attending] = {}
-        self._delta_indices: dict[tuple[Rows, ...], Tensor] = {}
+        self._subsets: dict[tuple[RowSets, RowSets], RowSubset] = {}
+        self._rotations: dict[RowSets, Rotation] = {}
+        self._places: dict[RowSets, Tensor] = {}
+        self._attending: dict[RowSets, Attending] = {}
+        self._deltas: dict[RowSets, Tensor] = {}
 
     def run(self, steps: Sequence[Step], layer: int) -> PackedRun:
         """The tensors for the run of layers that begins with `layer`. Steps may be planned again during a forward, but
         their windows, slots and positions stay the same.
         """
         windows = tuple(step.plan.window for step in steps)
-        kept = tuple(step.plan.carried(layer) for step in steps)
+        going = tuple(step.plan.carried(layer) for step in steps)
         attention, keys_values, mlp = zip(*(step.plan.layers[layer] for step in steps), strict=True)
-        written = self._subset(keys_values, windows)
-        queries = self._subset(attention, windows)
-        kept_rows = self._subset(kept, windows)
-        if keys_values not in self._cache_rows:
-            self._cache_rows[keys_values] = _cache_rows(steps, keys_values, self.cache) if written.size else None
-        if attention not in self._attending:
-            self._attending[attention] = plan_attending(_segments(steps, attention), self.cache)
+        kept = self._subset(going, windows).indices
+        sublayers = self._sublayer(steps, attention, going), self._sublayer(steps, mlp, going)
         return PackedRun(
-            is_fused=written.indices is None and queries.indices is None and kept_rows.indices is None,
-            keys_values=written,
-            keys_values_rotation=self._rotation(keys_values, written),
-            cache_rows=self._cache_rows[keys_values],
-            queries=queries,
-            query_rotation=self._rotation(attention, queries),
-            attending=self._attending[attention],
-            kept=kept_rows.indices,
-            attention=self._part(steps, attention, kept),
-            mlp=self._part(steps, mlp, kept),
+            projected=self._projected(steps, keys_values, attention, windows, is_fused=kept is None),
+            kept=kept,
+            attention=sublayers[0],
+            mlp=sublayers[1],
+            is_whole=keys_values == windows and all(each.ran.indices is None and each.ran.size for each in sublayers),
         )
 
-    def _part(self, steps: Sequence[Step], ran: tuple[Rows, ...], kept: tuple[Rows, ...]) -> PartRows:
-        reused = tuple(keep & ~run for keep, run in zip(kept, ran, strict=True))
-        return PartRows(
-            ran=self._subset(ran, kept),
-            reused=self._subset(reused, kept),
-            ran_delta_index=self._delta_index(steps, ran),
-            reused_delta_index=self._delta_index(steps, reused),
+    def _projected(
+        self, steps: Sequence[Step], written: RowSets, attending: RowSets, windows: RowSets, *, is_fused: bool
+    ) -> tuple[AttentionRows, ...]:
+        if is_fused and written == attending == windows:
+            rows, rotation = RowSubset(None, sum(map(int.bit_count, windows))), self.rotation
+            return (AttentionRows(rows, rotation, self._to_places(steps, written), self._to_attend(steps, attending)),)
+        projected = []
+        if any(written):
+            rows, rotation = self._rotated(written, windows)
+            projected.append(AttentionRows(rows, rotation, self._to_places(steps, written), None))
+        if any(attending):
+            rows, rotation = self._rotated(attending, windows)
+            projected.append(AttentionRows(rows, rotation, None, self._to_attend(steps, attending)))
+        return tuple(projected)
+
+    def _rotated(self, parts: RowSets, windows: RowSets) -> tuple[RowSubset, Rotation]:
+        subset = self._subset(parts, windows)
+        if parts not in self._rotations:
+            self._rotations[parts] = self.rotation if subset.indices is None else self.rotation[subset.indices]
+        return subset, self._rotations[parts]
+
+    def _to_places(self, steps: Sequence[Step], written: RowSets) -> Tensor:
+        if written not in self._places:
+            index = [row_index(rows) for rows in written]
+            slots = np.repeat([step.slot for step in steps], [len(rows) for rows in index])
+            positions = np.concatenate([step.start + rows for step, rows in zip(steps, index, strict=True)])
+            self._places[written] = self.cache.places(slots, positions)
+        return self._places[written]
+
+    def _to_attend(self, steps: Sequence[Step], queries: RowSets) -> Attending:
+        if queries not in self._attending:
+            self._attending[queries] = plan_attending(_segments(steps, queries), self.cache)
+        return self._attending[queries]
+
+    def _sublayer(self, steps: Sequence[Step], ran: RowSets, going: RowSets) -> SublayerRows:
+        reused = tuple(rows & ~run for rows, run in zip(going, ran, strict=True))
+        return SublayerRows(
+            self._subset(ran, going)._replace(deltas=self._to_deltas(steps, ran)),
+            self._subset(reused, going)._replace(deltas=self._to_deltas(steps, reused)),
         )
 
-    def _subset(self, parts: tuple[Rows, ...], wholes: tuple[Rows, ...]) -> Subset:
+    def _subset(self, parts: RowSets, wholes: RowSets) -> RowSubset:
         """The indices of the parts' rows in the sequence of all rows of the wholes."""
         if parts == wholes:
-            return Subset(None, sum(map(int.bit_count, parts)))
+            return RowSubset(None, sum(map(int.bit_count, parts)))
         if not any(parts):
-            return Subset(self._nothing, 0)
+            return RowSubset(self._nothing, 0)
         if (parts, wholes) not in self._subsets:
             indices = _indices_within(parts, wholes)
-            self._subsets[parts, wholes] = Subset(_tensor(indices, self.device), len(indices))
+            self._subsets[parts, wholes] = RowSubset(_tensor(indices, self.device), len(indices))
         return self._subsets[parts, wholes]
 
-    def _rotation(self, parts: tuple[Rows, ...], subset: Subset) -> Rotation:
-        if parts not in self._rotations:
-            self._rotations[parts] = subset.select(self.rotation)
-        return self._rotations[parts]
-
-    def _delta_index(self, steps: Sequence[Step], parts: tuple[Rows, ...]) -> Tensor:
+    def _to_deltas(self, steps: Sequence[Step], parts: RowSets) -> Tensor | None:
+        """Where the deltas of these rows are kept."""
         if self.deltas is None or not any(parts):
-            return self._nothing
-        if parts not in self._delta_indices:
+            return None
+        if parts not in self._deltas:
             size = self.deltas.block_size
             assert all(part.bit_length() <= size for part in parts), "deltas have room for one block"
             index = [step.slot * size + row_index(part) for step, part in zip(steps, parts, strict=True)]
-            self._delta_indices[parts] = _tensor(np.concatenate(index), self.device)
-        return self._delta_indices[parts]
+            self._deltas[parts] = _tensor(np.concatenate(index), self.device)
+        return self._deltas[parts]
 
 
-def _indices_within(parts: Sequence[Rows], wholes: Sequence[Rows]) -> Index:
+def _indices_within(parts: RowSets, wholes: RowSets) -> Index:
     indices: list[Index] = []
     offset = 0
     for part, whole in zip(parts, wholes, strict=True):
@@ -191,15 +169,7 @@ def _indices_within(parts: Sequence[Rows], wholes: Sequence[Rows]) -> Index:
     return np.concatenate(indices)
 
 
-def _cache_rows(steps: Sequence[Step], written: Sequence[Rows], cache: KeyValueCache) -> Tensor:
-    index = [row_index(rows) for rows in written]
-    slots = np.repeat([step.slot for step in steps], [len(rows) for rows in index])
-    return cache.row_indices(
-        slots, np.concatenate([step.start + rows for step, rows in zip(steps, index, strict=True)])
-    )
-
-
-def _segments(steps: Sequence[Step], queries: Sequence[Rows]) -> list[Segment]:
+def _segments(steps: Sequence[Step], queries: RowSets) -> list[Segment]:
     segments: list[Segment] = []
     start = 0
     for step, rows in zip(steps, queries, strict=True):

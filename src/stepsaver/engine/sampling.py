@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepsaver.engine.backends.cpu import kernels
+from stepsaver.engine.backends import backend_for
 from stepsaver.engine.errors import UsageError, shown
 
 
@@ -84,10 +84,11 @@ def propose(
     logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     rows = len(logits_NV)
     scored = _target_scores(logits_NV, targets)
-    if sampling.is_greedy and kernels.serve(logits_NV.dtype, logits_NV.device):
-        chosen = kernels.most_likely(logits_NV, mask_id).t()
+    if sampling.is_greedy:
+        chosen = backend_for(logits_NV.dtype, logits_NV.device).argmax(logits_NV, mask_id)
     else:
-        chosen = _chosen(logits_NV, mask_id, sampling, uniforms)
+        drawn, sureness = _draw(logits_NV, mask_id, sampling, uniforms)
+        chosen = torch.stack((drawn.double(), sureness.double(), logits_NV.sum(-1).double()))
     wanted = [chosen.flatten(), scored.double()] + ([] if beside is None else [beside.double()])
     host = torch.cat(wanted).cpu().numpy()
     tokens, confidence, sums = host[: 3 * rows].reshape(3, rows)
@@ -97,29 +98,6 @@ def propose(
     ends = np.cumsum([len(each) for each in targets])
     split = np.split(scores, ends[:-1]) if len(targets) else [host[:0]] * rows
     return Proposals(tokens.astype(np.int64), confidence, split, others)
-
-
-def _chosen(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: Sequence[float]) -> Tensor:
-    """[3, N]: tokens, how sure the model is of them, and the sums of the logits, to see whether all are finite."""
-    sums = logits_NV.sum(-1)
-    if sampling.is_greedy:
-        tokens, confidence = _most_likely(logits_NV, mask_id)
-    else:
-        tokens, confidence = _draw(logits_NV, mask_id, sampling, uniforms)
-    return torch.stack((tokens.double(), confidence.double(), sums.double()))
-
-
-def _most_likely(logits_NV: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
-    """Per row, the best token except the mask, and its probability. Few passes over the largest tensor of a step."""
-    probabilities = logits_NV.softmax(-1)
-    if mask_id < 0:
-        tokens = logits_NV.argmax(-1)
-    else:
-        mask_logits = logits_NV[:, mask_id].clone()
-        logits_NV[:, mask_id] = -torch.inf
-        tokens = logits_NV.argmax(-1)
-        logits_NV[:, mask_id] = mask_logits
-    return tokens, probabilities.gather(-1, tokens[:, None])[:, 0]
 
 
 def _target_scores(logits_NV: Tensor, targets: Sequence[tuple[int, ...]]) -> Tensor:

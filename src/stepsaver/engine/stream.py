@@ -1,27 +1,27 @@
-"""The residual stream of a forward's rows. Callers need not know when a delta is really added."""
+"""The residual stream of a forward's rows. Callers need not know when a sublayer's delta is really added."""
 
 from collections.abc import Callable
 
 from torch import Tensor
 
-from stepsaver.engine.packing import Subset
+from stepsaver.engine.backends.packed import RowSubset
 
 
 class Stream:
-    """Hidden states, and a delta that is still to be added to all of them: the next norm reads every row anyway."""
+    """Hidden states [N, D], and a residual that is pending: the next norm reads every row anyway, and adds it."""
 
     def __init__(self, h_ND: Tensor) -> None:
         self.h_ND = h_ND
         self.pending: Tensor | None = None
 
-    def through(self, part: Callable[..., Tensor], rows: Subset) -> Tensor:
-        """A part's result for some rows. A part begins with a norm; if it gets all rows, it adds the pending delta."""
+    def through(self, run: Callable[[Tensor, Tensor | None], Tensor], rows: RowSubset) -> Tensor:
+        """What `run` makes of some rows. It begins with a norm; if it gets all rows, it adds what is pending."""
         if rows.indices is not None:
-            return part(self.settled()[rows.indices])
+            return run(self.settled()[rows.indices], None)
         pending, self.pending = self.pending, None
-        return part(self.h_ND, added=pending)
+        return run(self.h_ND, pending)
 
-    def add(self, delta: Tensor, rows: Subset) -> None:
+    def add(self, delta: Tensor, rows: RowSubset) -> None:
         self.settled()
         if rows.indices is None:
             self.pending = delta

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from stepsaver.engine.backends.cpu.weights import check_weights, served_weights
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.defaults import WEIGHTS, Join, Weights
@@ -15,7 +16,6 @@ from stepsaver.engine.device import choose_device, choose_dtype
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.config import ModelConfig, read_config
-from stepsaver.engine.models.linear import check_weights, served_weights
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.sampling import NonFiniteLogits

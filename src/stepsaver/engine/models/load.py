@@ -12,11 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stepsaver.engine.backends.cpu.tiles import require_working_tiles
+from stepsaver.engine.backends.cpu.weights import check_weights
 from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.models import linear
 from stepsaver.engine.models.config import ModelConfig, read_config, read_json
-from stepsaver.engine.models.linear import Linear, check_weights
+from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.threads import require_own_threads
 

@@ -33,8 +33,18 @@ class Rope:
     original_positions: int = 8192
 
 
-# The rotations of some positions [positions, 2, 1, head_dim]: cosines and signed sines.
-Rotation = Tensor
+@dataclass(frozen=True)
+class Rotation:
+    """How the queries and keys of some positions are turned."""
+
+    turns: Tensor  # [positions, 2, 1, head_dim]: cosines and signed sines
+    query_scale: Tensor | None = None  # [positions]: what turned queries are multiplied by
+
+    def __getitem__(self, positions: Tensor) -> "Rotation":
+        return Rotation(self.turns[positions], None if self.query_scale is None else self.query_scale[positions])
+
+    def to(self, device: torch.device) -> "Rotation":
+        return Rotation(self.turns.to(device), None if self.query_scale is None else self.query_scale.to(device))
 
 
 def parse_rope(config: Mapping[str, Any]) -> Rope:
@@ -85,10 +95,10 @@ def rotation_table(rope: Rope, *, head_dim: int, positions: int, dtype: torch.dt
     ).unsqueeze(1)
     cos, sin = angles.cos(), angles.sin()
     # the sine includes the sign of "rotate half", so that rotating needs no negation
-    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(dtype)
+    return Rotation(torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(dtype))
 
 
 def rotate(x_NHE: Tensor, rotation: Rotation, *, out: Tensor | None = None) -> Tensor:
     """Rotates each pair (i, i + head_dim / 2) by its angle. `out` may be the input itself."""
-    cos, sin = rotation.unbind(-3)
+    cos, sin = rotation.turns.unbind(-3)
     return torch.addcmul(x_NHE * cos, x_NHE.roll(x_NHE.shape[-1] // 2, -1), sin, out=out)

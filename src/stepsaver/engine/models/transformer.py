@@ -1,12 +1,13 @@
-"""The network: pre-norm decoder layers whose parts return what they add to the residual stream.
+"""The network: pre-norm decoder layers whose sublayers return what they add to the residual stream.
 
-A layer does not know its index, nor that caches and reuse exist. Its parts get `added`, a delta that the rows still
-lack, and first add it in place. Attention is split in two: `project` returns queries, keys and values, the caller
-rotates and mixes them, and `finish` returns the delta. Shape letters, here and everywhere: N packed rows (leading
-dimensions in training), D hidden, H query heads, K key-value heads, E head dimension, F width of the MLP, V vocabulary,
-L rows of context.
+A layer does not know its index, nor that caches and reuse exist. Its sublayers get the residual that is `pending`,
+which the rows still lack, and first add it in place. Attention is split in two: `project` returns queries, keys and
+values, the caller rotates and mixes them, and `finish` returns the delta. Shape letters, here and everywhere: N packed
+rows (leading dimensions in training), D hidden, H query heads, K key-value heads, E head dimension, F width of the MLP,
+V vocabulary, L rows of context.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -14,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepsaver.engine.backends.cpu import kernels
-from stepsaver.engine.backends.cpu.layers import LayerMaps, LayerShape, LayerStack
-from stepsaver.engine.backends.cpu.layouts import Slice
+from stepsaver.engine.backends import TORCH, Backend, backend_for
+from stepsaver.engine.backends.backend import Layers, Slice
 from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.models.config import ModelConfig
-from stepsaver.engine.models.linear import LARGE, Embedding, Kept, Linear
+from stepsaver.engine.models.linear import Embedding, Kept, Linear
 from stepsaver.engine.models.rope import Rotation, rotate, rotation_table
 
 
@@ -30,39 +30,17 @@ class Projection(NamedTuple):
 
 
 class Norm(nn.Module):
-    """Root-mean-square norm.
-
-    When prepared for inference, it moves its factor per column into the map after it, if the map can take it. With s
-    the sum of a row's squares and w its width, x / sqrt(s / w + eps) is sqrt(w) x / sqrt(s + w eps).
-    """
+    """Root-mean-square norm."""
 
     def __init__(self, hidden: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(hidden))
         self.eps = eps
-        self.floor: Tensor | None = None  # sqrt(w eps), once prepared
-        self.columns: Tensor | None = None  # the factor per column, once prepared, if it stays here
-        self.has_kernel = False
+        self.backend = TORCH
 
-    def scale(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
-        """The scaled rows. `added` is first added to them in place; a kernel does both at once."""
-        if self.has_kernel:
-            return kernels.scale_rows(h_ND, h_ND.shape[-1] * self.eps, added, self.columns)
-        if added is not None:
-            h_ND += added
-        if self.floor is None:
-            return F.rms_norm(h_ND, (h_ND.shape[-1],), self.weight, self.eps)
-        lengths = torch.linalg.vector_norm(h_ND, dim=-1, keepdim=True)
-        return h_ND / torch.hypot(lengths, self.floor, out=lengths)
-
-    def prepare(self, following: Linear, *slices: Slice, weights: Weights) -> None:
-        """Prepares the norm and the map after it. The map takes over the factor per column if it can."""
-        width = self.weight.shape[0]
-        self.floor = torch.tensor((width * self.eps) ** 0.5, dtype=self.weight.dtype)
-        self.has_kernel = kernels.serve(self.weight.dtype, self.weight.device)
-        scale = self.weight.detach() * width**0.5
-        self.columns = None if following.prepare(*slices, scale=scale, weights=weights) else scale
-        assert self.columns is None or self.has_kernel, "kernels serve wherever weights are kept in 16 bits"
+    def forward(self, h_ND: Tensor, pending: Tensor | None = None) -> Tensor:
+        """The normed rows. A pending residual is first added to them in place."""
+        return self.backend.rms_norm(h_ND, self.weight, self.eps, pending)
 
 
 class HeadNorms(nn.Module):
@@ -73,19 +51,17 @@ class HeadNorms(nn.Module):
         self.weight = nn.Parameter(torch.ones(2 * head_dim))  # of the queries, then of the keys
         self.eps = eps
 
-    def queries(self, queries_NHE: Tensor) -> Tensor:
-        return self._normed(queries_NHE, 0)
-
-    def keys(self, keys_NKE: Tensor) -> Tensor:
-        return self._normed(keys_NKE, 1)
-
-    def _normed(self, heads: Tensor, which: int) -> Tensor:
-        width = heads.shape[-1]
-        return F.rms_norm(heads, (width,), self.weight[which * width : (which + 1) * width], self.eps)
+    def forward(self, heads_NHE: Tensor, queries: int) -> Tensor:
+        """Normed heads, of which the first are queries and the others are keys."""
+        width = heads_NHE.shape[-1]
+        heads = heads_NHE.tensor_split((queries,), -2)
+        weights = self.weight.split(width)
+        normed = [F.rms_norm(x, (width,), weight, self.eps) for x, weight in zip(heads, weights, strict=True)]
+        return torch.cat(normed, -2)
 
 
 class Attention(nn.Module):
-    """The attention part with its norm. One fused weight holds queries, keys and values, in this order."""
+    """Attention with its norm. One fused weight holds queries, keys and values, in this order."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -99,57 +75,53 @@ class Attention(nn.Module):
         self.output = Linear(query_width, config.hidden, bias=config.output_bias)
         self.head_norms = HeadNorms(config.head_dim, config.norm_eps) if config.head_norms else None
 
-    def project(self, h_ND: Tensor, rows: Slice | None = None, added: Tensor | None = None) -> Tensor:
-        """Queries, keys and values side by side, or only those of `query_rows` or `kv_rows`.
+    def rows_of(self, *, queries: bool, keys_values: bool) -> Slice | None:
+        """The rows of the weight that give queries, keys and values, or both."""
+        if queries and keys_values:
+            return None
+        return self.query_rows if queries else self.kv_rows
 
-        They are not rotated yet, nor normed if heads have norms.
-        """
-        return self.qkv.project(self.norm.scale(h_ND, added), rows)
-
-    def project_queries(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
-        return self.project(h_ND, self.query_rows, added)
-
-    def project_keys_values(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
-        return self.project(h_ND, self.kv_rows, added)
+    def project(self, h_ND: Tensor, pending: Tensor | None = None, rows: Slice | None = None) -> Tensor:
+        """Queries, keys and values side by side, or only those of `rows_of`. They are not rotated yet, nor normed."""
+        return self.qkv.project(self.norm(h_ND, pending), rows)
 
     def project_rotated(self, h_ND: Tensor, rotation: Rotation) -> Projection:
         """Queries, keys and values, normed and rotated: for attention without a cache."""
         heads = self.project(h_ND).unflatten(-1, (-1, self.head_dim))
-        queries, keys, values = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), -2)
-        if self.head_norms is not None:
-            queries, keys = self.head_norms.queries(queries), self.head_norms.keys(keys)
-        return Projection(rotate(queries, rotation), rotate(keys, rotation), values)
+        turned, values = heads.tensor_split((self.heads + self.kv_heads,), -2)
+        normed = turned if self.head_norms is None else self.head_norms(turned, self.heads)
+        queries, keys = rotate(normed, rotation).tensor_split((self.heads,), -2)
+        if rotation.query_scale is not None:
+            queries = queries * rotation.query_scale[..., None, None]
+        return Projection(queries, keys, values)
 
     def finish(self, mixed: Tensor) -> Tensor:
         """The delta, from the mixed values of all heads, side by side."""
         return self.output.project(mixed)
 
-    def prepare(self, weights: Weights) -> None:
-        self.norm.prepare(self.qkv, self.query_rows, self.kv_rows, weights=weights)
-        self.output.prepare(weights=weights)
+    def prepare(self, backend: Backend, weights: Weights) -> None:
+        self.norm.backend = backend
+        self.qkv.prepare(backend, self.query_rows, self.kv_rows, weights=weights)
+        self.output.prepare(backend, weights=weights)
 
 
 class Mlp(nn.Module):
-    """The MLP part with its norm; one fused weight holds gate and up, in this order."""
+    """The MLP with its norm; one fused weight holds gate and up, in this order."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.has_kernel = False
+        self.backend = TORCH
         self.norm = Norm(config.hidden, config.norm_eps)
         self.gate_up = Linear(config.hidden, 2 * config.mlp, bias=config.mlp_bias)
         self.down = Linear(config.mlp, config.hidden, bias=config.mlp_bias)
 
-    def forward(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
-        fused = self.gate_up.project(self.norm.scale(h_ND, added))
-        if self.has_kernel:
-            return self.down.project(kernels.silu_product(fused))
-        gate, up = fused.chunk(2, -1)
-        return self.down.project(F.silu(gate) * up)
+    def forward(self, h_ND: Tensor, pending: Tensor | None = None) -> Tensor:
+        return self.down.project(self.backend.silu_product(self.gate_up.project(self.norm(h_ND, pending))))
 
-    def prepare(self, weights: Weights) -> None:
-        self.norm.prepare(self.gate_up, weights=weights)
-        self.down.prepare(weights=weights)
-        self.has_kernel = self.norm.has_kernel
+    def prepare(self, backend: Backend, weights: Weights) -> None:
+        self.backend = self.norm.backend = backend
+        self.gate_up.prepare(backend, weights=weights)
+        self.down.prepare(backend, weights=weights)
 
 
 class Layer(nn.Module):
@@ -157,21 +129,15 @@ class Layer(nn.Module):
         super().__init__()
         self.attention = Attention(config)
         self.mlp = Mlp(config)
-        self.parts = (self.attention, self.mlp)  # faster to look up than submodules
-
-    def prepare(self, weights: Weights) -> None:
-        self.attention.prepare(weights)
-        self.mlp.prepare(weights)
 
     @property
-    def maps(self) -> LayerMaps | None:
-        """The layer's weights, for the kernel that runs whole layers. None if one of them is not in blocks."""
-        attention, mlp = self.parts
-        maps = (attention.qkv.map, attention.output.map, mlp.gate_up.map, mlp.down.map)
-        norms = None if attention.head_norms is None else attention.head_norms.weight.detach()
-        if any(each is None for each in maps):
-            return None
-        return LayerMaps(*maps, attention.norm.columns, mlp.norm.columns, norms)  # type: ignore[arg-type]
+    def is_large(self) -> bool:
+        """Whether a weight does not stay in a processor's caches."""
+        return any(isinstance(module, Linear) and module.is_large for module in self.modules())
+
+    def prepare(self, backend: Backend, weights: Weights) -> None:
+        self.attention.prepare(backend, weights)
+        self.mlp.prepare(backend, weights)
 
 
 class Transformer(nn.Module):
@@ -202,25 +168,26 @@ class Transformer(nn.Module):
         table = rotation_table(config.rope, head_dim=config.head_dim, positions=positions, dtype=self.dtype)
         return table.to(self.device)
 
-    def logits(self, h_ND: Tensor, added: Tensor | None = None) -> Tensor:
-        return self.head.project(self.norm.scale(h_ND, added))
+    def logits(self, h_ND: Tensor, pending: Tensor | None = None) -> Tensor:
+        return self.head.project(self.norm(h_ND, pending))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the stack, which names places in memory: a copy makes its own."""
-        return {name: value for name, value in self.__dict__.items() if name != "stack"}
+    @property
+    def backend(self) -> Backend:
+        """What runs the operations."""
+        return backend_for(self.dtype, self.device)
+
+    @property
+    def each_layer(self) -> Sequence[Layer]:
+        return cast(Sequence[Layer], tuple(self.layers))
 
     @cached_property
-    def stack(self) -> LayerStack | None:
-        """All layers, for the kernel that runs several in one call. None unless all weights lie in blocks of a kind."""
-        maps = [cast(Layer, layer).maps for layer in self.layers]
-        layers = [layer for layer in maps if layer is not None]
-        config = self.config
-        weights = [each.blocks for layer in layers for each in layer.maps]
-        is_one_kind = len(layers) == len(maps) and len({each.dtype for each in weights}) == 1
-        if not is_one_kind or not kernels.can_attend(config.head_dim, 0):
-            return None
-        shape = LayerShape(config.heads, config.kv_heads, config.head_dim, config.hidden, config.mlp, config.norm_eps)
-        return LayerStack(layers, shape, is_large=any(each.numel() >= LARGE for each in weights))
+    def packed_layers(self) -> Layers | None:
+        """All layers, if the backend runs several in one call."""
+        return self.backend.pack_layers(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the packed layers, which name places in memory: a copy makes its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "packed_layers"}
 
     @property
     def kept(self) -> Kept:
@@ -239,21 +206,16 @@ class Transformer(nn.Module):
         return {"embedding": (self.embedding, self.norm), **layers, "head": (self.head,)}
 
     def prepare_section(self, name: str, weights: Weights = WEIGHTS) -> None:
-        """Freezes a section for inference. On a CPU, in single or double precision, this changes the weights so that
-        fewer operations are needed between the multiplications (a GPU has fused kernels for those).
-        """
-        self.__dict__.pop("stack", None)  # it was made of the weights as they were
+        """Freezes a section for inference, and packs its weights as the backend wants them."""
+        self.__dict__.pop("packed_layers", None)  # made of the weights as they were
         for module in self.sections()[name]:
             module.requires_grad_(False)
-        if self.device.type != "cpu" or self.dtype not in (torch.float32, torch.float64):
-            return
         if name == "head":
-            self.norm.prepare(self.head, weights=weights)
+            self.norm.backend = self.backend
+            self.head.prepare(self.backend, weights=weights)
             self.embedding.prepare(self.dtype, tied=self.head if self.config.tied else None)
         elif name != "embedding":
-            layer = self.sections()[name][0]
-            assert isinstance(layer, Layer)
-            layer.prepare(weights)
+            cast(Layer, self.sections()[name][0]).prepare(self.backend, weights)
 
     def prepare(self, weights: Weights = WEIGHTS) -> "Transformer":
         """Freezes all weights for inference."""

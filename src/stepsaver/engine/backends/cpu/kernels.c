@@ -4,7 +4,7 @@
  * caches and costs tens of microseconds whatever it computes (docs/speed.md). These loops replace some twenty of them
  * per layer. Each row is computed by itself, so that a result does not depend on the rows beside it.
  *
- * Single precision, rows in memory order. `stepsaver/engine/backends/cpu/kernels.py` describes every function.
+ * Single precision, rows in memory order. `kernels.py` beside this describes every function.
  */
 #include <float.h>
 #include <math.h>
@@ -80,7 +80,7 @@ static ALWAYS_INLINE void fetch_part(const char *from, long bytes, long part, lo
 #undef OF
 
 typedef struct {
-    void (*scale)(float *, const float *, const float *, float *, long, float);
+    void (*rms_norm)(float *, const float *, const float *, float *, long, float);
     void (*silu_product)(const float *, const float *, float *, long);
     void (*norm_heads)(float *, const float *, long, long, float);
     void (*rotate)(float *, const float *, const float *, long, long);
@@ -91,7 +91,7 @@ typedef struct {
     void (*pack)(const float *, long, long, long, float *);
 } RowFunctions;
 
-static const RowFunctions plain = {scale_row_plain, silu_product_row_plain, norm_heads_plain, rotate_row_plain,
+static const RowFunctions plain = {rms_norm_plain, silu_product_row_plain, norm_heads_plain, rotate_row_plain,
                                    largest_plain,   sums_of_plain,          attend_tile_plain, pack_rows_plain};
 static const RowFunctions *rows_of = &plain, *attends_narrow = &plain; /* heads that do not fill wide vectors */
 
@@ -103,7 +103,7 @@ static const RowFunctions *rows_of = &plain, *attends_narrow = &plain; /* heads 
 #undef OF
 #pragma GCC pop_options
 
-static const RowFunctions avx2 = {scale_row_avx2, silu_product_row_avx2, norm_heads_avx2, rotate_row_avx2,
+static const RowFunctions avx2 = {rms_norm_avx2, silu_product_row_avx2, norm_heads_avx2, rotate_row_avx2,
                                   largest_avx2,   sums_of_avx2,          attend_tile_avx2, pack_rows_avx2};
 
 #undef LANES
@@ -119,7 +119,7 @@ static const RowFunctions avx2 = {scale_row_avx2, silu_product_row_avx2, norm_he
 #undef OF
 #pragma GCC pop_options
 
-static const RowFunctions avx512 = {scale_row_avx512, silu_product_row_avx512, norm_heads_avx512, rotate_row_avx512,
+static const RowFunctions avx512 = {rms_norm_avx512, silu_product_row_avx512, norm_heads_avx512, rotate_row_avx512,
                                     largest_avx512,   sums_of_avx512,          attend_tile_avx512, pack_rows_avx512};
 
 __attribute__((constructor)) static void choose_instructions(void) {
@@ -138,12 +138,11 @@ __attribute__((constructor)) static void choose_instructions(void) {
 /* numbers from which on a second thread pays */
 #define MANY 16384
 
-void stepsaver_scale_rows(float *x, const float *added, const float *columns, float *out, long rows, long width,
-                          float floor_squared) {
+void stepsaver_rms_norm(float *x, const float *pending, const float *norm_weight, float *out, long rows, long width,
+                        float eps) {
 #pragma omp parallel for if (rows * width > MANY)
     for (long row = 0; row < rows; row++)
-        rows_of->scale(x + row * width, added ? added + row * width : NULL, columns, out + row * width, width,
-                       floor_squared);
+        rms_norm(x + row * width, pending ? pending + row * width : NULL, norm_weight, out + row * width, width, eps);
 }
 
 void stepsaver_silu_product(const float *gate_up, float *out, long rows, long width) {
@@ -154,10 +153,39 @@ void stepsaver_silu_product(const float *gate_up, float *out, long rows, long wi
     }
 }
 
-void stepsaver_copy_rows(const float *x, float *stored, const int64_t *indices, long rows, long width) {
+int are_below(const int64_t *indices, long count, long limit) {
+    int fit = 1;
+    for (long i = 0; i < count; i++) fit &= (uint64_t)indices[i] < (uint64_t)limit;
+    return fit;
+}
+
+int places_fit(const Heads *heads, const Place *places, long count) {
+    int fit = 1;
+    for (long i = 0; i < count; i++)
+        fit &= (uint64_t)places[i].slot < (uint64_t)heads->slots &&
+               (uint64_t)places[i].position < (uint64_t)heads->capacity;
+    return fit;
+}
+
+int segments_fit(const Heads *heads, const Segment *segments, long count, long rows) {
+    const long most = heads->capacity < LONGEST_CONTEXT ? heads->capacity : LONGEST_CONTEXT;
+    int fit = count == 0 || (heads->head_dim % 8 == 0 && heads->head_dim <= LONGEST_HEAD);
+    for (long i = 0; i < count; i++) {
+        const Segment s = segments[i];
+        fit &= s.start >= 0 && s.start < s.stop && s.stop <= rows && (uint64_t)s.slot < (uint64_t)heads->slots;
+        fit &= s.length > 0 && s.length <= most && s.growth >= 0 && s.growth <= most;
+        fit &= s.growth == 0 || (s.stop - s.start - 1) <= (most - s.length) / s.growth;
+    }
+    return fit;
+}
+
+long stepsaver_copy_rows(const float *x, float *stored, const int64_t *indices, long rows, long width,
+                         long stored_rows) {
+    if (!are_below(indices, rows, stored_rows)) return OUT_OF_BOUNDS;
 #pragma omp parallel for if (rows * width > MANY)
     for (long row = 0; row < rows; row++)
         memcpy(stored + indices[row] * width, x + row * width, (size_t)width * sizeof(float));
+    return FINE;
 }
 
 /* Tiles of a segment's queries with the heads that share a key-value head. */
@@ -203,8 +231,8 @@ static void attend_task(const Heads *heads, const float *queries, long query_str
                     1.0f / sqrtf((float)width), next);
 }
 
-void scale_row(float *x, const float *added, const float *columns, float *out, long width, float floor_squared) {
-    rows_of->scale(x, added, columns, out, width, floor_squared);
+void rms_norm(float *x, const float *pending, const float *norm_weight, float *out, long width, float eps) {
+    rows_of->rms_norm(x, pending, norm_weight, out, width, eps);
 }
 
 void pack_tile(const float *x, long apart, long rows, long inputs, float *packed) {
@@ -222,15 +250,19 @@ static ALWAYS_INLINE void copy_head(float *restrict to, const float *restrict fr
         memcpy(to, from, (size_t)width * sizeof(float));
 }
 
-void store_row(const Heads *heads, float *row, const float *rotation, float *stored, const int64_t *index) {
-    const long width = heads->head_dim, half = width / 2;
+void store_row(const Heads *heads, float *row, Rotation rotation, long n, float *stored, const Place *place) {
+    const long width = heads->head_dim, half = width / 2, queries = heads->heads * width;
+    const float *turns = rotation.turns + n * 2 * width;
     if (heads->norms) {
         rows_of->norm_heads(row, heads->norms, heads->heads, width, heads->eps);
-        if (index) rows_of->norm_heads(row + heads->heads * width, heads->norms + width, heads->kv_heads, width, heads->eps);
+        if (place) rows_of->norm_heads(row + queries, heads->norms + width, heads->kv_heads, width, heads->eps);
     }
-    rows_of->rotate(row, rotation, rotation + width + half, heads->heads + (index ? heads->kv_heads : 0), half);
-    for (long head = 0; index && head < 2 * heads->kv_heads; head++)
-        copy_head(stored + (*index + head * heads->capacity) * width, row + (heads->heads + head) * width, width);
+    rows_of->rotate(row, turns, turns + width + half, heads->heads + (place ? heads->kv_heads : 0), half);
+    for (long i = 0; rotation.query_scale && i < queries; i++) row[i] *= rotation.query_scale[n];
+    if (!place) return;
+    float *to = stored + (place->slot * 2 * heads->kv_heads * heads->capacity + place->position) * width;
+    for (long head = 0; head < 2 * heads->kv_heads; head++)
+        copy_head(to + head * heads->capacity * width, row + queries + head * width, width);
 }
 
 void list_tasks(const Heads *heads, const Segment *segments, long count, long *firsts) {
@@ -269,26 +301,39 @@ void attend_segments(const Heads *heads, const float *queries, long query_stride
     }
 }
 
-void stepsaver_mix(float *projected, float *out, const float *rotation, float *stored, const int64_t *indices,
-                   const Segment *segments, const float *norms, long rows, long count, long heads, long kv_heads,
-                   long head_dim, long capacity, float eps) {
-    const Heads shape = {heads, kv_heads, head_dim, capacity, norms, eps};
-    const long stride = (heads + (indices ? 2 * kv_heads : 0)) * head_dim;
-    long firsts[count + 1];
-    list_tasks(&shape, segments, count, firsts);
-#pragma omp parallel if (count > 0 || rows * stride > 4 * MANY)
+/* Packed rows hold queries, and after them keys and values if there are places for them. */
+typedef struct {
+    float *projected, *out, *stored;
+    Rotation rotation;
+    const Place *places;
+    const Segment *segments;
+    long rows, segment_count;
+    Heads heads;
+} AttendCall;
+
+long stepsaver_attend(const AttendCall *c) {
+    const Heads *heads = &c->heads;
+    const long stride = (heads->heads + (c->places ? 2 * heads->kv_heads : 0)) * heads->head_dim;
+    if (c->places && !places_fit(heads, c->places, c->rows)) return OUT_OF_BOUNDS;
+    if (!segments_fit(heads, c->segments, c->segment_count, c->rows)) return OUT_OF_BOUNDS;
+    long *firsts = malloc((size_t)(c->segment_count + 1) * sizeof *firsts);
+    if (!firsts) return NO_MEMORY;
+    list_tasks(heads, c->segments, c->segment_count, firsts);
+#pragma omp parallel if (c->segment_count > 0 || c->rows * stride > 4 * MANY)
     {
 #pragma omp for
-        for (long row = 0; row < rows; row++)
-            store_row(&shape, projected + row * stride, rotation + row * 2 * head_dim, stored,
-                      indices ? indices + row : NULL);
-        attend_segments(&shape, projected, stride, out, stored, segments, firsts, count);
+        for (long row = 0; row < c->rows; row++)
+            store_row(heads, c->projected + row * stride, c->rotation, row, c->stored,
+                      c->places ? c->places + row : NULL);
+        attend_segments(heads, c->projected, stride, c->out, c->stored, c->segments, firsts, c->segment_count);
     }
+    free(firsts);
+    return FINE;
 }
 
 /* Per row: the index of its largest number but the masked one, that number's share of the exponentials of all, and their
  * plain sum, which is finite if all are. */
-static void most_likely_row(const float *x, long width, long mask, double *out) {
+static void argmax_row(const float *x, long width, long mask, double *out, long apart) {
     const long before = mask < 0 ? width : mask, behind = mask < 0 ? width : mask + 1;
     float best = rows_of->largest(x, before);
     const float other = rows_of->largest(x + behind, width - behind);
@@ -298,11 +343,13 @@ static void most_likely_row(const float *x, long width, long mask, double *out) 
     long index = 0;
     while (index < width - 1 && (x[index] != best || index == mask)) index++;
     out[0] = (double)index;
-    out[1] = (double)(expf(best - most) / sums.exponentials);
-    out[2] = (double)sums.plain;
+    out[apart] = (double)(expf(best - most) / sums.exponentials);
+    out[2 * apart] = (double)sums.plain;
 }
 
-void stepsaver_most_likely(const float *logits, double *out, long rows, long width, long mask) {
+long stepsaver_argmax(const float *logits, double *out, long rows, long width, long mask) {
+    if (mask >= width || width < 1) return OUT_OF_BOUNDS;
 #pragma omp parallel for
-    for (long row = 0; row < rows; row++) most_likely_row(logits + row * width, width, mask, out + 3 * row);
+    for (long row = 0; row < rows; row++) argmax_row(logits + row * width, width, mask, out + row, rows);
+    return FINE;
 }

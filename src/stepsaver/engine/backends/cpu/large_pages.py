@@ -2,7 +2,12 @@
 
 import errno
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
+from math import prod
+
+import torch
+from torch import Tensor
 
 HAS_LARGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE")
 
@@ -18,3 +23,11 @@ def map_large_pages(size: int) -> mmap.mmap:
     with suppress(OSError):  # a system built without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """For caches: attention reads a few kB of each of many heads, which lie far apart."""
+    count = prod(shape)
+    if not HAS_LARGE_PAGES or not count:
+        return torch.zeros(*shape, dtype=dtype)
+    return torch.frombuffer(map_large_pages(count * dtype.itemsize), dtype=dtype, count=count).view(*shape)

@@ -10,98 +10,101 @@
 
 #include "layer.h"
 
+/* Rows between two layers: all of a call, or those that go on after the keys and values of its only layer. */
 typedef struct {
-    const Shape *shape;
+    const Call *call;
     float *h, *projected, *mixed;
-    const float *rotation;
-    const int64_t *indices;
-    const int64_t *delta_indices; /* the rows of the deltas that are kept of each, or NULL */
-    float floor_squared, eps;
+    long count;
 } Rows;
 
 /* Adds what the layer before made of the rows, if there is one, and writes their queries, keys and values. */
-static void project_tile(const Rows *r, const Layer *layer, float *stored, long first, long count, const float *added,
-                         Scratch scratch) {
-    const Shape *s = r->shape;
+static void project_tile(const Rows *r, long layer, long first, long count, const float *pending, Scratch scratch) {
+    const Shape *s = &r->call->shape;
+    const Layer *of = r->call->layers + layer;
     const long width = qkv_width(s), hidden = s->hidden;
-    const Heads heads = heads_of(s, layer, r->eps);
-    const Map qkv = qkv_of(s, layer);
+    const Heads heads = heads_of(r->call, of);
+    const Weight qkv = qkv_of(s, of);
     for (long i = 0; i < count; i++)
-        scale_row(r->h + (first + i) * hidden, added ? added + i * hidden : NULL, layer->attention_columns,
-                  scratch.wide + i * hidden, hidden, r->floor_squared);
+        rms_norm(r->h + (first + i) * hidden, pending ? pending + i * hidden : NULL, of->attention_norm,
+                 scratch.wide + i * hidden, hidden, s->eps);
     pack_tile(scratch.wide, hidden, count, hidden, scratch.packed);
     multiply_tile(&qkv, scratch.packed, count, r->projected + first * width);
     for (long row = first; row < first + count; row++)
-        store_row(&heads, r->projected + row * width, r->rotation + row * 2 * s->head_dim, stored, r->indices + row);
+        store_row(&heads, r->projected + row * width, r->call->written_rotation, row, stored_of(r->call, layer),
+                  r->call->places + row);
 }
 
-static void keep_deltas(const Rows *r, float *kept, const float *added, long first, long count) {
-    const long hidden = r->shape->hidden;
+static void keep_deltas(const Rows *r, float *kept, const float *delta, long first, long count) {
+    const long hidden = r->call->shape.hidden;
     for (long i = 0; kept && i < count; i++)
-        memcpy(kept + r->delta_indices[first + i] * hidden, added + i * hidden, (size_t)hidden * sizeof *kept);
+        memcpy(kept + r->call->attention.deltas[first + i] * hidden, delta + i * hidden, (size_t)hidden * sizeof *kept);
 }
 
 /* From the mixed values to what the MLP adds, which is left in `scratch.narrow`. */
-static void finish_tile(const Rows *r, const Layer *layer, Deltas kept, long first, long count, Scratch scratch) {
-    const Shape *s = r->shape;
+static void finish_tile(const Rows *r, long layer, long first, long count, Scratch scratch) {
+    const Shape *s = &r->call->shape;
+    const Layer *of = r->call->layers + layer;
     const long mixed = s->heads * s->head_dim, hidden = s->hidden;
-    const Map output = output_of(s, layer);
+    const Weight output = output_of(s, of);
+    const Deltas kept = deltas_of(r->call, layer);
     pack_tile(r->mixed + first * mixed, mixed, count, mixed, scratch.packed);
     multiply_tile(&output, scratch.packed, count, scratch.narrow);
     keep_deltas(r, kept.attention, scratch.narrow, first, count);
     for (long i = 0; i < count; i++)
-        scale_row(r->h + (first + i) * hidden, scratch.narrow + i * hidden, layer->mlp_columns,
-                  scratch.wide + i * hidden, hidden, r->floor_squared);
+        rms_norm(r->h + (first + i) * hidden, scratch.narrow + i * hidden, of->mlp_norm, scratch.wide + i * hidden,
+                 hidden, s->eps);
     pack_tile(scratch.wide, hidden, count, hidden, scratch.packed);
-    run_mlp(s, layer, count, scratch);
+    run_mlp(s, of, count, scratch);
     keep_deltas(r, kept.mlp, scratch.narrow, first, count);
 }
 
-/* What all threads share where weights are large: packed rows, what a map makes of them, what a part adds to them, and
- * a count of the blocks that are taken for each product. */
+/* What all threads share where weights are large: packed rows, what a weight makes of them, what a sublayer adds to
+ * them, and a count of the blocks that are taken for each product. */
 typedef struct {
-    float *packed, *wide, *added;
+    float *packed, *wide, *pending;
     long *taken;
 } Shared;
 
-/* Adds to the rows what a part made of them, unless it is NULL, keeps that, and packs the scaled rows. */
-static void scale_shared(const Rows *r, long rows, const float *columns, const float *added, float *kept,
-                         const Shared *shared) {
-    const long hidden = r->shape->hidden, together = rows_of_pass(rows);
+/* Adds what is pending, if there is a sublayer before, keeps it, and packs the normed rows. */
+static void norm_shared(const Rows *r, const float *norm_weight, const float *pending, float *kept,
+                        const Shared *shared) {
+    const long hidden = r->call->shape.hidden, rows = r->count, together = rows_of_pass(rows);
 #pragma omp for
     for (long first = 0; first < rows; first += together) {
         const long last = first + together < rows ? first + together : rows;
-        if (added) keep_deltas(r, kept, added + first * hidden, first, last - first);
+        if (pending) keep_deltas(r, kept, pending + first * hidden, first, last - first);
         for (long row = first; row < last; row++)
-            scale_row(r->h + row * hidden, added ? added + row * hidden : NULL, columns, shared->wide + row * hidden,
-                      hidden, r->floor_squared);
+            rms_norm(r->h + row * hidden, pending ? pending + row * hidden : NULL, norm_weight,
+                     shared->wide + row * hidden, hidden, r->call->shape.eps);
         pack_pass(shared->wide, hidden, rows, hidden, first / together, shared->packed);
     }
 }
 
-static void project_shared(const Rows *r, long rows, const Layer *layer, float *stored, const float *added, float *kept,
-                           Shared *shared) {
-    const Shape *s = r->shape;
+static void project_shared(const Rows *r, long layer, const float *pending, float *kept, Shared *shared) {
+    const Shape *s = &r->call->shape;
+    const Layer *of = r->call->layers + layer;
     const long width = qkv_width(s);
-    const Heads heads = heads_of(s, layer, r->eps);
-    const Map qkv = qkv_of(s, layer);
-    scale_shared(r, rows, layer->attention_columns, added, kept, shared);
-    multiply_shared(&qkv, shared->packed, rows, r->projected, shared->taken++);
+    const Heads heads = heads_of(r->call, of);
+    const Weight qkv = qkv_of(s, of);
+    norm_shared(r, of->attention_norm, pending, kept, shared);
+    multiply_shared(&qkv, shared->packed, r->count, r->projected, shared->taken++);
 #pragma omp for
-    for (long row = 0; row < rows; row++)
-        store_row(&heads, r->projected + row * width, r->rotation + row * 2 * s->head_dim, stored, r->indices + row);
+    for (long row = 0; row < r->count; row++)
+        store_row(&heads, r->projected + row * width, r->call->written_rotation, row, stored_of(r->call, layer),
+                  r->call->places + row);
 }
 
-/* From the mixed values to what the MLP adds, which is left in `shared->added`. */
-static void finish_shared(const Rows *r, long rows, const Layer *layer, float *kept, Shared *shared) {
-    const Shape *s = r->shape;
-    const long mixed = s->heads * s->head_dim, mlp = s->mlp, together = rows_of_pass(rows);
-    const Map output = output_of(s, layer), gate_up = gate_up_of(s, layer), down = down_of(s, layer);
+/* From the mixed values to what the MLP adds, which is left in `shared->pending`. */
+static void finish_shared(const Rows *r, long layer, Shared *shared) {
+    const Shape *s = &r->call->shape;
+    const Layer *of = r->call->layers + layer;
+    const long mixed = s->heads * s->head_dim, mlp = s->mlp, rows = r->count, together = rows_of_pass(rows);
+    const Weight output = output_of(s, of), gate_up = gate_up_of(s, of), down = down_of(s, of);
 #pragma omp for
     for (long first = 0; first < rows; first += together)
         pack_pass(r->mixed, mixed, rows, mixed, first / together, shared->packed);
-    multiply_shared(&output, shared->packed, rows, shared->added, shared->taken++);
-    scale_shared(r, rows, layer->mlp_columns, shared->added, kept, shared);
+    multiply_shared(&output, shared->packed, rows, shared->pending, shared->taken++);
+    norm_shared(r, of->mlp_norm, shared->pending, deltas_of(r->call, layer).attention, shared);
     multiply_shared(&gate_up, shared->packed, rows, shared->wide, shared->taken++);
 #pragma omp for
     for (long first = 0; first < rows; first += together) {
@@ -110,133 +113,110 @@ static void finish_shared(const Rows *r, long rows, const Layer *layer, float *k
             silu_product_row(shared->wide + row * 2 * mlp, shared->wide + row * 2 * mlp, mlp);
         pack_pass(shared->wide, 2 * mlp, rows, mlp, first / together, shared->packed);
     }
-    multiply_shared(&down, shared->packed, rows, shared->added, shared->taken++);
+    multiply_shared(&down, shared->packed, rows, shared->pending, shared->taken++);
 }
 
-/* The rows that go on after a layer's keys and values: their queries lie side by side, and their hidden states apart. */
-typedef struct {
-    const int64_t *rows;
-    float *h, *queries;
-    long count;
-} Kept;
-
-static void keep_row(const Rows *r, const Kept *kept, long i) {
-    const long row = kept->rows[i], hidden = r->shape->hidden, mixed = r->shape->heads * r->shape->head_dim;
-    memcpy(kept->h + i * hidden, r->h + row * hidden, (size_t)hidden * sizeof(float));
-    memcpy(kept->queries + i * mixed, r->projected + row * qkv_width(r->shape), (size_t)mixed * sizeof(float));
+/* Rows that go on after a layer's keys and values, where they are not all: their hidden states and their queries lie
+ * apart, each side by side. */
+static void keep_row(const Rows *all, const Rows *on, long i) {
+    const Shape *s = &all->call->shape;
+    const long row = all->call->attention.rows[i], hidden = s->hidden, mixed = s->heads * s->head_dim;
+    memcpy(on->h + i * hidden, all->h + row * hidden, (size_t)hidden * sizeof(float));
+    memcpy(on->projected + i * mixed, all->projected + row * qkv_width(s), (size_t)mixed * sizeof(float));
 }
 
-/* What a call runs on. */
-typedef struct {
-    const Layer *layers;
-    const Deltas *deltas; /* of each layer, or NULL */
-    const Segment *segments;
-    float *stored;
-    long count, segment_count, layer_apart; /* of layers and of segments; from a layer's cache to the next one's */
-    long *firsts;
-} Call;
-
-static Deltas deltas_of(const Call *call, long layer) {
-    return call->deltas ? call->deltas[layer] : (Deltas){NULL, NULL};
+static void keep_rows(const Rows *all, const Rows *on) {
+#pragma omp for
+    for (long i = 0; i < (on->h == all->h ? 0 : on->count); i++) keep_row(all, on, i);
 }
 
-/* `on` are the rows that go on, which are those of `r` unless some are kept. */
-static void attend(const Call *call, const Rows *on, const Kept *kept, long layer) {
-    const Shape *s = on->shape;
-    const Heads heads = heads_of(s, call->layers + layer, on->eps);
-    attend_segments(&heads, kept->rows ? kept->queries : on->projected,
-                    kept->rows ? s->heads * s->head_dim : qkv_width(s), on->mixed,
-                    call->stored + layer * call->layer_apart, call->segments, call->firsts, call->segment_count);
+static void attend(const Rows *on, const long *firsts, long layer) {
+    const Call *c = on->call;
+    const Heads heads = heads_of(c, c->layers + layer);
+    attend_segments(&heads, on->projected, c->attention.rows ? c->shape.heads * c->shape.head_dim : qkv_width(&c->shape),
+                    on->mixed, stored_of(c, layer), c->segments, firsts, c->segment_count);
 }
 
-static void run_tiles(const Call *call, const Rows *r, long rows, const Rows *on, long going, const Kept *kept,
-                      Scratch scratch) {
-    const long threads = threads_at_most(), hidden = r->shape->hidden;
+static void run_tiles(const Call *call, const Rows *all, const Rows *on, const long *firsts, Scratch scratch) {
+    const long threads = threads_at_most(), hidden = call->shape.hidden, rows = all->count, going = on->count;
     const long tiles = count_tiles(rows, threads), going_tiles = count_tiles(going, threads);
 #pragma omp for schedule(dynamic)
     for (long tile = 0; tile < tiles; tile++) {
-        const long first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
-        project_tile(r, call->layers, call->stored, first, last - first, NULL, scratch);
+        const long first = rows * tile / tiles;
+        project_tile(all, 0, first, rows * (tile + 1) / tiles - first, NULL, scratch);
     }
-#pragma omp for
-    for (long i = 0; i < kept->count; i++) keep_row(r, kept, i);
+    keep_rows(all, on);
     for (long i = 0; i < call->count; i++) {
-        attend(call, on, kept, i);
+        attend(on, firsts, i);
 #pragma omp for schedule(dynamic)
         for (long tile = 0; tile < going_tiles; tile++) {
             const long first = going * tile / going_tiles, some = going * (tile + 1) / going_tiles - first;
-            finish_tile(on, call->layers + i, deltas_of(call, i), first, some, scratch);
+            finish_tile(on, i, first, some, scratch);
             if (i + 1 < call->count)
-                project_tile(on, call->layers + i + 1, call->stored + (i + 1) * call->layer_apart, first, some,
-                             scratch.narrow, scratch);
+                project_tile(on, i + 1, first, some, scratch.narrow, scratch);
             else
                 for (long j = 0; j < some * hidden; j++) on->h[first * hidden + j] += scratch.narrow[j];
         }
     }
 }
 
-static void run_shared(const Call *call, const Rows *r, long rows, const Rows *on, long going, const Kept *kept,
-                       Shared shared) {
-    const long hidden = r->shape->hidden;
-    project_shared(r, rows, call->layers, call->stored, NULL, NULL, &shared);
-#pragma omp for
-    for (long i = 0; i < kept->count; i++) keep_row(r, kept, i);
+static void run_shared(const Call *call, const Rows *all, const Rows *on, const long *firsts, Shared shared) {
+    const long hidden = call->shape.hidden;
+    project_shared(all, 0, NULL, NULL, &shared);
+    keep_rows(all, on);
     for (long i = 0; i < call->count; i++) {
-        const Deltas deltas = deltas_of(call, i);
-        attend(call, on, kept, i);
-        finish_shared(on, going, call->layers + i, deltas.attention, &shared);
+        float *kept = deltas_of(call, i).mlp;
+        attend(on, firsts, i);
+        finish_shared(on, i, &shared);
         if (i + 1 < call->count) {
-            project_shared(on, going, call->layers + i + 1, call->stored + (i + 1) * call->layer_apart, shared.added,
-                           deltas.mlp, &shared);
+            project_shared(on, i + 1, shared.pending, kept, &shared);
             continue;
         }
 #pragma omp for
-        for (long row = 0; row < going; row++) {
-            keep_deltas(on, deltas.mlp, shared.added + row * hidden, row, 1);
-            for (long j = row * hidden; j < (row + 1) * hidden; j++) on->h[j] += shared.added[j];
+        for (long row = 0; row < on->count; row++) {
+            keep_deltas(on, kept, shared.pending + row * hidden, row, 1);
+            for (long j = row * hidden; j < (row + 1) * hidden; j++) on->h[j] += shared.pending[j];
         }
     }
 }
 
-/* Runs `rows` packed rows, whose hidden states change in place, through `count` layers. A layer's cache lies
- * `layer_apart` numbers after that of the one before. `deltas` are those of each layer, or NULL. With `kept_rows`, whose
- * hidden states come to `kept_h`, only those rows go on after the keys and values of a single layer, and the segments are
- * of them. Returns whether there was memory for it. */
-long stepsaver_run_layers(const Layer *layers, const Shape *shape, float *h, const float *rotation, float *stored,
-                          const int64_t *indices, const Segment *segments, const Deltas *deltas,
-                          const int64_t *delta_indices, const int64_t *kept_rows, float *kept_h, long kept_count,
-                          long count, long rows, long segment_count, long layer_apart, float floor_squared, float eps) {
-    const long hidden = shape->hidden, mixed = shape->heads * shape->head_dim, width = qkv_width(shape);
-    const long inputs = most(most(hidden, mixed), shape->mlp), is_large = shape->is_large;
-    const long many = is_large ? rows : MOST_TILE; /* rows that are between two maps at a time */
-    const long narrow = many * most(hidden, is_large ? 0 : shape->mlp), wide = many * most(hidden, 2 * shape->mlp);
+/* Runs all sublayers of all rows. With `attention.rows`, whose hidden states come to `kept_h`, only those go on after the
+ * keys and values of a single layer. */
+long stepsaver_run_layers(const Call *call) {
+    const Shape *s = &call->shape;
+    const long rows = call->rows, going = call->attention.count, hidden = s->hidden, is_large = s->is_large;
+    const long mixed = s->heads * s->head_dim, width = qkv_width(s), inputs = most(most(hidden, mixed), s->mlp);
+    const long many = is_large ? rows : MOST_TILE; /* rows that are between two products at a time */
+    const long narrow = many * most(hidden, is_large ? 0 : s->mlp), wide = many * most(hidden, 2 * s->mlp);
     const long packed = is_large ? packed_size(rows, inputs) : MOST_TILE * inputs + PACKING_ROOM;
     const long each = (narrow + wide + packed + 15) / 16 * 16, threads = is_large ? 1 : threads_at_most();
-    const long going = kept_rows ? kept_count : rows, lasting = rows * (width + mixed) + kept_count * mixed;
+    const int are_all = !call->attention.rows;
+    const long lasting = rows * (width + mixed) + (are_all ? 0 : going * mixed);
+    if (!fits(call) || call->written.count != rows || (are_all ? going != rows : call->count != 1) ||
+        (call->deltas && !call->attention.deltas))
+        return OUT_OF_BOUNDS;
     float *memory = malloc((size_t)(lasting + threads * each) * sizeof *memory);
-    long *firsts = calloc((size_t)(segment_count + 1 + 4 * count), sizeof *firsts);
+    long *firsts = calloc((size_t)(call->segment_count + 1 + 4 * call->count), sizeof *firsts);
     if (!memory || !firsts) {
         free(memory);
         free(firsts);
-        return 0;
+        return NO_MEMORY;
     }
-    const Rows r = {shape, h, memory, memory + rows * width, rotation, indices, delta_indices, floor_squared, eps};
-    const Kept kept = {kept_rows, kept_h, memory + rows * (width + mixed), kept_count};
-    const Call call = {layers, deltas, segments, stored, count, segment_count, layer_apart, firsts};
-    const Heads any = heads_of(shape, layers, eps);
-    Rows on = r;
-    if (kept_rows) on.h = kept_h;
-    list_tasks(&any, segments, segment_count, firsts);
-#pragma omp parallel if (is_large || count_tiles(rows, threads) > 1 || segment_count > 1)
+    float *mixed_rows = memory + rows * width;
+    const Rows all = {call, call->h, memory, mixed_rows, rows};
+    const Rows on = are_all ? all : (Rows){call, call->kept_h, mixed_rows + rows * mixed, mixed_rows, going};
+    const Heads any = heads_of(call, call->layers);
+    list_tasks(&any, call->segments, call->segment_count, firsts);
+#pragma omp parallel if (is_large || count_tiles(rows, threads) > 1 || call->segment_count > 1)
     {
         float *own = memory + lasting + (is_large ? 0 : thread_number()) * each;
         if (is_large)
-            run_shared(&call, &r, rows, &on, going, &kept,
-                       (Shared){own, own + packed, own + packed + wide, firsts + segment_count + 1});
+            run_shared(call, &all, &on, firsts,
+                       (Shared){own, own + packed, own + packed + wide, firsts + call->segment_count + 1});
         else
-            run_tiles(&call, &r, rows, &on, going, &kept, (Scratch){own, own + packed, own + packed + wide});
+            run_tiles(call, &all, &on, firsts, (Scratch){own, own + packed, own + packed + wide});
     }
     free(memory);
     free(firsts);
-    return 1;
+    return FINE;
 }

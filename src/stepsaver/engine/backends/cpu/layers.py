@@ -1,13 +1,20 @@
-"""Consecutive layers in one call (`layers.c`): what they are made of, as the kernel takes it, and the call."""
+"""Consecutive layers in one call (`layers.c`, `reused_layers.c`): what they are made of, as the kernel takes it."""
 
 from collections.abc import Sequence
-from ctypes import Array, c_long
-from typing import NamedTuple
+from ctypes import byref
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stepsaver.engine.backends.cpu.kernels import BLOCK, KINDS, can_attend, library
+from stepsaver.engine.backends.cpu.kernels import address, can_attend, check_rotation
+from stepsaver.engine.backends.cpu.library import BLOCK, KINDS, LayersCall, Shape, has_run, library
+from stepsaver.engine.backends.cpu.library import RowSubset as SubsetFields
+from stepsaver.engine.backends.packed import AttentionRows, PackedRun, RowSubset
+from stepsaver.engine.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from stepsaver.engine.cache import DeltaCache, KeyValueCache
 
 
 class Map(NamedTuple):
@@ -17,206 +24,125 @@ class Map(NamedTuple):
     bias: Tensor | None
 
 
-class LayerMaps(NamedTuple):
-    """What a layer is made of. `columns` are factors that a norm leaves to be multiplied by; None: there are none."""
+class LayerParts(NamedTuple):
+    """What a layer is made of."""
 
-    qkv: Map
-    output: Map
-    gate_up: Map
-    down: Map
-    attention_columns: Tensor | None
-    mlp_columns: Tensor | None
+    maps: tuple[Map, ...]  # queries, keys and values; output; gate and up; down
+    attention_norm: Tensor
+    mlp_norm: Tensor
     head_norms: Tensor | None  # [2 E]
 
     @property
-    def maps(self) -> tuple[Map, Map, Map, Map]:
-        return self.qkv, self.output, self.gate_up, self.down
+    def tensors(self) -> list[Tensor | None]:
+        """In the order of `Layer` in layer.h."""
+        return [*(part for each in self.maps for part in each), self.attention_norm, self.mlp_norm, self.head_norms]
 
 
-class KeptDeltas(NamedTuple):
-    """Where what the parts of each layer add is kept: addresses [layers, 2], 0 for nowhere, and each row's index."""
+class PackedLayers:
+    """All layers of a model, described as the kernel wants them."""
 
-    addresses: Tensor
-    indices: Tensor
-
-
-class Some(NamedTuple):
-    """Some of the packed rows, and the index of each among a part's deltas, if it has any."""
-
-    rows: Tensor | None  # None: all of them
-    deltas: Tensor | None
-    size: int
-
-    def described(self) -> tuple[int, int, int]:
-        for each in (self.rows, self.deltas):
-            assert each is None or (each.dtype == torch.int64 and each.is_contiguous() and len(each) == self.size)
-        rows, deltas = (0 if each is None else each.data_ptr() for each in (self.rows, self.deltas))
-        return rows, deltas, self.size
-
-
-class RowsOfParts(NamedTuple):
-    """Which rows write keys and values, run each part, and take what it adds from the cache."""
-
-    written: Some
-    attention: Some
-    mlp: Some
-    attention_reused: Some
-    mlp_reused: Some
-
-
-class LayerShape(NamedTuple):
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    mlp: int
-    eps: float
-
-
-class LayerStack:
-    """Layers that can run in one call, described as the kernel wants them."""
-
-    def __init__(self, layers: Sequence[LayerMaps], shape: LayerShape, *, is_large: bool) -> None:
+    def __init__(self, layers: Sequence[LayerParts], config: ModelConfig, *, is_large: bool) -> None:
         """`is_large`: a weight does not stay in a processor's caches, so threads share every product."""
-        self.shape, self.is_large = shape, is_large
-        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        sizes = (
-            (shape.hidden, width),
-            (shape.heads * shape.head_dim, shape.hidden),
-            (shape.hidden, 2 * shape.mlp),
-            (shape.mlp, shape.hidden),
-        )
+        self.config, self.is_large = config, is_large
+        queries, hidden = config.heads * config.head_dim, config.hidden
+        width = queries + 2 * config.kv_heads * config.head_dim
+        sizes = ((hidden, width), (queries, hidden), (hidden, 2 * config.mlp), (config.mlp, hidden))
         (self.dtype,) = {each.blocks.dtype for layer in layers for each in layer.maps}  # of all weights
         for layer in layers:
             for each, (inputs, outputs) in zip(layer.maps, sizes, strict=True):
                 assert each.blocks.shape == (-(-outputs // BLOCK), inputs, BLOCK)
-                assert each.blocks.is_contiguous()
                 assert each.bias is None or each.bias.shape == (outputs,)
-            beside = (*(each.bias for each in layer.maps), *layer[4:])
-            assert all(part is None or (part.dtype == torch.float32 and part.is_contiguous()) for part in beside)
+            assert all(each is None or each.is_contiguous() for each in layer.tensors)
+            beside = (*(each.bias for each in layer.maps), *layer[1:])
+            assert all(each is None or each.dtype == torch.float32 for each in beside)
         self._layers = tuple(layers)  # keeps the memory that the addresses are of
-        flat = [[*(part for each in layer.maps for part in each), *layer[4:]] for layer in layers]
-        self.addresses = torch.tensor([[0 if part is None else part.data_ptr() for part in parts] for parts in flat])
+        self.addresses = torch.tensor([[address(each) or 0 for each in layer.tensors] for layer in layers])
 
-    def described(self, stored: Tensor) -> Array[c_long]:
-        """The shape as the kernel takes it, with what it needs to know of the cache of all layers."""
-        layers, _, kv_rows, capacity, head_dim = stored.shape
-        shape = self.shape
-        assert stored.dtype == torch.float32
-        assert stored.is_contiguous()
-        assert (layers, kv_rows, head_dim) == (len(self.addresses), 2 * shape.kv_heads, shape.head_dim)
-        assert can_attend(head_dim, 0)
-        sizes = (shape.heads, shape.kv_heads, head_dim, capacity, shape.hidden, shape.mlp)
-        return (c_long * 8)(*sizes, KINDS[self.dtype], self.is_large)
+    def shape(self) -> Shape:
+        config = self.config
+        sizes = (config.heads, config.kv_heads, config.head_dim, config.hidden, config.mlp)
+        return Shape(*sizes, KINDS[self.dtype], self.is_large, config.norm_eps)
 
 
 def run_layers(
-    stack: LayerStack,
-    first: int,
-    last: int,
+    packed: PackedLayers,
+    span: range,
     h_ND: Tensor,
-    rotation: Tensor,
-    stored: Tensor,
-    cache_rows: Tensor,
-    segments: Tensor,
-    *,
-    kept: Tensor | None = None,
-    deltas: KeptDeltas | None = None,
+    run: PackedRun,
+    cache: "KeyValueCache",
+    deltas: "DeltaCache | None",
 ) -> Tensor | None:
-    """Runs packed rows, in place, through the layers from `first` to `last` - 1: all parts of all rows. Of a single
-    layer, only the rows `kept` go on after the keys and values, if they are given; segments and deltas are of those.
-
-    `stored` is the cache of all layers; the rest is as `mix` takes it, and every row that goes on is in a segment.
-    Returns the hidden states of these rows. None: there was no memory for it, and nothing has changed.
+    """Runs packed rows through consecutive layers, in place: all sublayers of all rows, or in small layers whose deltas
+    are kept some of the rows of each. Returns the rows that go on. None: it cannot, and nothing has changed.
     """
-    described = stack.described(stored)
+    attending = None if run.attended is None else run.attended.attending
+    if attending is not None and (attending.alone or attending.grouped):
+        return None
+    is_reusing = not run.is_whole
+    if is_reusing and (deltas is None or run.kept is not None or packed.is_large or not deltas.has(span)):
+        return None
     rows, hidden = h_ND.shape
-    assert h_ND.dtype == rotation.dtype == torch.float32
-    assert h_ND.is_contiguous()
-    assert rotation.is_contiguous()
-    assert hidden == stack.shape.hidden
-    assert 0 <= first < last <= len(stack.addresses)
-    assert rotation.numel() == rows * 2 * stack.shape.head_dim
-    assert cache_rows.dtype == segments.dtype == torch.int64
-    assert cache_rows.shape == (rows,)
-    assert segments.shape[1] == 5
-    assert kept is None or (kept.dtype == torch.int64 and last - first == 1)
-    going = h_ND if kept is None else h_ND.new_empty((len(kept), hidden))
-    if deltas is not None:
-        assert deltas.addresses.shape == (len(stack.addresses), 2)
-        assert deltas.indices.shape == (len(going),)
-    has_run = library().stepsaver_run_layers(
-        stack.addresses[first].data_ptr(),
-        described,
-        h_ND.data_ptr(),
-        rotation.data_ptr(),
-        stored[first].data_ptr(),
-        cache_rows.data_ptr(),
-        segments.data_ptr(),
-        None if deltas is None else deltas.addresses[first].data_ptr(),
-        None if deltas is None else deltas.indices.data_ptr(),
-        None if kept is None else kept.data_ptr(),
-        None if kept is None else going.data_ptr(),
-        0 if kept is None else len(kept),
-        last - first,
-        rows,
-        len(segments),
-        stored.stride(0),
-        hidden * stack.shape.eps,
-        stack.shape.eps,
-    )
-    return going if has_run else None
-
-
-def run_reused_layers(
-    stack: LayerStack,
-    first: int,
-    last: int,
-    h_ND: Tensor,
-    parts: RowsOfParts,
-    rotations: tuple[Tensor, Tensor],
-    stored: Tensor,
-    cache_rows: Tensor | None,
-    segments: Tensor | None,
-    addresses: Tensor,
-) -> bool:
-    """The same for layers of which some rows reuse deltas: of the rows that write keys and values, then of those that
-    attend, the rotations; of the former the cache rows; of the latter the segments. None: there are no such rows.
-
-    `addresses` are those of the deltas. Returns whether there was memory for it; otherwise nothing has changed.
-    """
-    described = stack.described(stored)
-    rows, hidden = h_ND.shape
-    assert not stack.is_large
     assert h_ND.dtype == torch.float32
     assert h_ND.is_contiguous()
-    assert hidden == stack.shape.hidden
-    assert 0 <= first < last <= len(stack.addresses)
-    assert addresses.shape == (len(stack.addresses), 2)
-    assert addresses[first:last].all(), "a plan reuses a layer whose deltas nobody keeps"
-    for some, rotation in zip((parts.written, parts.attention), rotations, strict=True):
-        assert rotation.dtype == torch.float32
-        assert rotation.is_contiguous()
-        assert rotation.numel() == some.size * 2 * stack.shape.head_dim
-    for ran, reused in ((parts.attention, parts.attention_reused), (parts.mlp, parts.mlp_reused)):
-        assert ran.size + reused.size == rows
-    assert parts.written.size == (0 if cache_rows is None else len(cache_rows))
-    assert (parts.attention.size > 0) == (segments is not None)
-    return bool(
-        library().stepsaver_run_reused_layers(
-            stack.addresses[first].data_ptr(),
-            described,
-            (c_long * 15)(*(value for some in parts for value in some.described())),
-            h_ND.data_ptr(),
-            *(rotation.data_ptr() for rotation in rotations),
-            stored[first].data_ptr(),
-            None if cache_rows is None else cache_rows.data_ptr(),
-            None if segments is None else segments.data_ptr(),
-            addresses[first].data_ptr(),
-            last - first,
-            0 if segments is None else len(segments),
-            stored.stride(0),
-            hidden * stack.shape.eps,
-            stack.shape.eps,
-        )
+    assert hidden == packed.config.hidden
+    assert cache.stored.is_contiguous()
+    assert len(cache.by_layer) == len(packed.addresses) >= span.stop > span.start
+    assert deltas is None or len(deltas.addresses) == len(packed.addresses)
+    assert not is_reusing or all(
+        sublayer.ran.size + sublayer.reused.size == rows for sublayer in (run.attention, run.mlp)
     )
+    going = h_ND if run.kept is None else h_ND.new_empty((len(run.kept), hidden))
+    attention, mlp = run.attention.ran, run.mlp.ran
+    if run.is_whole:  # all that go on run everything: by their numbers among all rows
+        attention = mlp = attention._replace(indices=run.kept)
+    segments = None if attending is None else attending.segments
+    given = LayersCall(
+        packed.addresses[span.start].data_ptr(),
+        None if deltas is None else deltas.addresses[span.start].data_ptr(),
+        h_ND.data_ptr(),
+        going.data_ptr(),
+        cache.by_layer[span.start].data_ptr(),
+        *_rotation(run.written, packed.config.head_dim),
+        *_rotation(run.attended, packed.config.head_dim),
+        None if run.written is None else address(run.written.places),
+        address(segments),
+        _subset(None if run.written is None else run.written.rows),
+        _subset(attention),
+        _subset(mlp),
+        _subset(run.attention.reused),
+        _subset(run.mlp.reused),
+        len(span),
+        rows,
+        0 if segments is None else len(segments),
+        0 if deltas is None else deltas.stored.shape[2],
+        cache.slots,
+        cache.capacity,
+        packed.shape(),
+    )
+    kernel = library().stepsaver_run_reused_layers if is_reusing else library().stepsaver_run_layers
+    return going if has_run(kernel(byref(given))) else None
+
+
+def _rotation(rows: AttentionRows | None, head_dim: int) -> tuple[int | None, int | None]:
+    if rows is None:
+        return None, None
+    rotation = rows.rotation
+    check_rotation(rotation, rows.rows.size, head_dim)
+    return rotation.turns.data_ptr(), address(rotation.query_scale)
+
+
+def _subset(rows: RowSubset | None) -> SubsetFields:
+    if rows is None:
+        return SubsetFields(None, None, 0)
+    for each in (rows.indices, rows.deltas):
+        assert each is None or (each.dtype == torch.int64 and each.is_contiguous() and len(each) == rows.size)
+    return SubsetFields(address(rows.indices), address(rows.deltas), rows.size)
+
+
+def packed_layers(layers: Sequence[LayerParts | None], config: ModelConfig, *, is_large: bool) -> PackedLayers | None:
+    """None unless all weights lie in blocks of one kind, and heads are of a width that the kernel attends."""
+    packed = [layer for layer in layers if layer is not None]
+    kinds = {each.blocks.dtype for layer in packed for each in layer.maps}
+    if len(packed) < len(layers) or len(kinds) != 1 or not can_attend(config.head_dim, 0):
+        return None
+    return PackedLayers(packed, config, is_large=is_large)

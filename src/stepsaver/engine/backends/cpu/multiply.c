@@ -146,9 +146,9 @@ __attribute__((constructor)) static void choose_instructions(void) {
 }
 #endif
 
-/* Lays rows into blocks, as the halves that are nearest to their numbers. The rows are of `kind` 0: halves, 1: bfloat16,
+/* Packs rows into blocks, as the halves that are nearest to their numbers. The rows are of `kind` 0: halves, 1: bfloat16,
  * 2: float; `found` sums up what changes, for halves only whether all are finite. */
-void stepsaver_lay_out(const void *rows, long kind, uint16_t *blocks, long count, long inputs, double *found) {
+void stepsaver_pack_weight(const void *rows, long kind, uint16_t *blocks, long count, long inputs, double *found) {
     double rounded = 0, is_worse = 0, squared_error = 0, squared_size = 0;
 #pragma omp parallel for reduction(+ : rounded, is_worse, squared_error, squared_size)
     for (long first = 0; first < count; first += BLOCK) {
@@ -175,7 +175,7 @@ long stepsaver_multiplies_blocks(void) { return multiply_rows != NULL; }
 /* How a product is cut up: into passes of about as many rows each, and into stretches of about as many inputs each,
  * whatever the rows are. */
 typedef struct {
-    Map map;
+    Weight weight;
     const float *x; /* packed: pass after pass, in each one input after another, the pass's rows side by side */
     float *out;
     long rows, outputs_apart, together, pass_apart, stretches;
@@ -183,35 +183,35 @@ typedef struct {
 
 static ALWAYS_INLINE long least(long a, long b) { return a < b ? a : b; }
 
-static ALWAYS_INLINE long stretch_start(const Product *p, long stretch) { return p->map.inputs * stretch / p->stretches; }
+static ALWAYS_INLINE long stretch_start(const Product *p, long stretch) { return p->weight.inputs * stretch / p->stretches; }
 
 /* The rows of some passes times one block. While they multiply a stretch, the next one comes from memory; after the last
  * stretch that is the first one of `next`. */
 static void multiply_block(const Product *p, long first, long rows, long block, long next) {
     _Alignas(LINE) float own[MOST_PASSES * MOST_ROWS_AVX512 * BLOCK], widened[STRETCH * BLOCK], padded[BLOCK];
-    const Map *map = &p->map;
-    const char *weights = map->floats ? (const char *)map->floats : (const char *)map->halves;
-    const long bytes = BLOCK * (long)(map->floats ? sizeof(float) : sizeof(uint16_t)); /* of an input's weights */
-    const long passes = (rows + p->together - 1) / p->together, width = least(BLOCK, map->outputs - block * BLOCK);
+    const Weight *weight = &p->weight;
+    const char *weights = weight->floats ? (const char *)weight->floats : (const char *)weight->halves;
+    const long bytes = BLOCK * (long)(weight->floats ? sizeof(float) : sizeof(uint16_t)); /* of an input's weights */
+    const long passes = (rows + p->together - 1) / p->together, width = least(BLOCK, weight->outputs - block * BLOCK);
     const int is_whole = width == BLOCK; /* then sums go where they belong at once */
     float *result = p->out + first * p->outputs_apart + block * BLOCK, *sums = is_whole ? result : own;
     const long sums_apart = is_whole ? p->outputs_apart : BLOCK;
     const float *x = p->x + first / p->together * p->pass_apart;
     const long fetch_step = (bytes + passes - 1) / passes; /* of each pass: all of them fetch a stretch */
-    const float *bias = map->bias ? map->bias + block * BLOCK : NULL;
+    const float *bias = weight->bias ? weight->bias + block * BLOCK : NULL;
     if (bias && !is_whole) bias = memcpy(memset(padded, 0, sizeof padded), bias, (size_t)width * sizeof *bias);
     for (long stretch = 0; stretch < p->stretches; stretch++) {
         const long start = stretch_start(p, stretch), inputs = stretch_start(p, stretch + 1) - start;
-        const char *here = weights + (block * map->inputs + start) * bytes;
+        const char *here = weights + (block * weight->inputs + start) * bytes;
         const char *following =
-            stretch + 1 < p->stretches ? here + inputs * bytes : weights + next * map->inputs * bytes;
-        const int is_widened = !map->floats && passes >= WIDE_PASSES;
+            stretch + 1 < p->stretches ? here + inputs * bytes : weights + next * weight->inputs * bytes;
+        const int is_widened = !weight->floats && passes >= WIDE_PASSES;
         if (is_widened) widen_stretch((const uint16_t *)here, widened, inputs);
         for (long pass = 0; pass < passes; pass++) {
             const long row = pass * p->together, some = least(p->together, rows - row);
             const Stretch each = {.x = x + pass * p->pass_apart + start * some,
                                   .halves = (const uint16_t *)here,
-                                  .floats = map->floats ? (const float *)here : is_widened ? widened : NULL,
+                                  .floats = weight->floats ? (const float *)here : is_widened ? widened : NULL,
                                   .before = stretch ? sums + row * sums_apart : bias,
                                   .sums = sums + row * sums_apart,
                                   .fetch = following + pass * inputs * fetch_step,
@@ -251,28 +251,28 @@ void pack_pass(const float *x, long apart, long rows, long inputs, long pass, fl
     pack_tile(x + first * apart, apart, least(together, rows - first), inputs, packed + pass * pass_apart(rows, inputs));
 }
 
-static Product product_of(const Map *map, const float *packed, long rows, float *out, long outputs_apart) {
-    return (Product){.map = *map,
+static Product product_of(const Weight *weight, const float *packed, long rows, float *out, long outputs_apart) {
+    return (Product){.weight = *weight,
                      .x = packed,
                      .out = out,
                      .rows = rows,
                      .outputs_apart = outputs_apart,
                      .together = rows_of_pass(rows),
-                     .pass_apart = pass_apart(rows, map->inputs),
-                     .stretches = (map->inputs + STRETCH - 1) / STRETCH};
+                     .pass_apart = pass_apart(rows, weight->inputs),
+                     .stretches = (weight->inputs + STRETCH - 1) / STRETCH};
 }
 
-static long blocks_of(const Map *map) { return (map->outputs + BLOCK - 1) / BLOCK; }
+static long blocks_of(const Weight *weight) { return (weight->outputs + BLOCK - 1) / BLOCK; }
 
-static void multiply(const Map *map, const float *x, float *out, long rows, long inputs_apart, long outputs_apart) {
-    const long inputs = map->inputs, blocks = blocks_of(map);
+static void multiply(const Weight *weight, const float *x, float *out, long rows, long inputs_apart, long outputs_apart) {
+    const long inputs = weight->inputs, blocks = blocks_of(weight);
     float *packed = rows > 1 ? malloc((size_t)packed_size(rows, inputs) * sizeof *packed) : NULL;
     if (rows > 1 && !packed) { /* a single row needs no packing */
         for (long row = 0; row < rows; row++)
-            multiply(map, x + row * inputs_apart, out + row * outputs_apart, 1, inputs_apart, outputs_apart);
+            multiply(weight, x + row * inputs_apart, out + row * outputs_apart, 1, inputs_apart, outputs_apart);
         return;
     }
-    const Product product = product_of(map, packed ? packed : x, rows, out, outputs_apart);
+    const Product product = product_of(weight, packed ? packed : x, rows, out, outputs_apart);
     long taken = 0;
 #pragma omp parallel if (blocks > 1)
     {
@@ -285,24 +285,32 @@ static void multiply(const Map *map, const float *x, float *out, long rows, long
     free(packed);
 }
 
-void multiply_shared(const Map *map, const float *packed, long rows, float *out, long *taken) {
-    const Product product = product_of(map, packed, rows, out, map->outputs);
-    multiply_blocks(&product, blocks_of(map), taken);
+void multiply_shared(const Weight *weight, const float *packed, long rows, float *out, long *taken) {
+    const Product product = product_of(weight, packed, rows, out, weight->outputs);
+    multiply_blocks(&product, blocks_of(weight), taken);
 #pragma omp barrier
 }
 
-/* `kind` 0: weights are halves, 2: floats */
-void stepsaver_multiply(const float *x, const void *weights, long kind, const float *bias, float *out, long rows,
-                        long inputs, long outputs, long inputs_apart, long outputs_apart) {
-    const Map map = {kind == 0 ? weights : NULL, kind == 2 ? weights : NULL, bias, inputs, outputs};
-    multiply(&map, x, out, rows, inputs_apart, outputs_apart);
+/* Rows, `inputs_apart` numbers apart, times a weight. `kind` 0: its numbers are halves, 2: floats. */
+typedef struct {
+    const float *x;
+    const void *blocks;
+    const float *bias;
+    float *out;
+    long kind, rows, inputs, outputs, inputs_apart, outputs_apart;
+} MultiplyCall;
+
+void stepsaver_multiply(const MultiplyCall *c) {
+    const Weight weight = {c->kind == 0 ? c->blocks : NULL, c->kind == 2 ? c->blocks : NULL, c->bias, c->inputs,
+                           c->outputs};
+    multiply(&weight, c->x, c->out, c->rows, c->inputs_apart, c->outputs_apart);
 }
 
 long most_rows_of_tile(void) { return most_rows; }
 
-void multiply_tile(const Map *map, const float *packed, long rows, float *out) {
-    const Product product = product_of(map, packed, rows, out, map->outputs);
-    const long blocks = blocks_of(map);
+void multiply_tile(const Weight *weight, const float *packed, long rows, float *out) {
+    const Product product = product_of(weight, packed, rows, out, weight->outputs);
+    const long blocks = blocks_of(weight);
     for (long block = 0; block < blocks; block++)
         multiply_block(&product, 0, rows, block, block + 1 < blocks ? block + 1 : block);
 }

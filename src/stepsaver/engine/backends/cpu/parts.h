@@ -1,4 +1,4 @@
-/* What the sources share: the work on one row or on a few, which `layers.c` puts together to whole layers. */
+/* What the sources share: the work on one row or on a few, which `layers.c` and `reused_layers.c` put together to whole layers. */
 #ifndef STEPSAVER_PARTS
 #define STEPSAVER_PARTS
 
@@ -16,31 +16,49 @@ typedef struct {
     int64_t start, stop, slot, length, growth;
 } Segment;
 
+/* Where a row's keys and values go. */
+typedef struct {
+    int64_t slot, position;
+} Place;
+
+/* Of packed rows: cosines and signed sines, 2 head_dim numbers each, and what queries are multiplied by, or NULL. */
+typedef struct {
+    const float *turns, *query_scale;
+} Rotation;
+
 /* The heads of a layer and its cache; `norms` is a factor per column of a head's queries, then of its keys, or NULL. */
 typedef struct {
-    long heads, kv_heads, head_dim, capacity;
+    long heads, kv_heads, head_dim, slots, capacity;
     const float *norms;
     float eps;
 } Heads;
 
-/* A linear map. Its weights lie in blocks (multiply.c), either as halves or as floats. */
+/* The weight of a linear map. It lies in blocks (multiply.c), either as halves or as floats. */
 typedef struct {
     const uint16_t *halves;
     const float *floats;
     const float *bias; /* or NULL */
     long inputs, outputs;
-} Map;
+} Weight;
 
-/* A row divided by the square root of the sum of its squares and `floor_squared`, times `columns` unless that is NULL.
- * `added`, unless NULL, is added to the row first, in place. */
-void scale_row(float *x, const float *added, const float *columns, float *out, long width, float floor_squared);
+/* What a call from Python returns. Nothing has changed unless it is FINE. */
+enum { FINE, NO_MEMORY, OUT_OF_BOUNDS };
+
+/* Whether all of some indices are below a limit; whether places are in the cache; whether segments are of so many rows,
+ * and see no more than there is in the cache and than attention keeps the scores of. */
+int are_below(const int64_t *indices, long count, long limit);
+int places_fit(const Heads *heads, const Place *places, long count);
+int segments_fit(const Heads *heads, const Segment *segments, long count, long rows);
+
+/* A row's root-mean-square norm, times `norm_weight`. `pending`, unless NULL, is added to the row first, in place. */
+void rms_norm(float *x, const float *pending, const float *norm_weight, float *out, long width, float eps);
 
 /* silu(gate) * up, of a row that holds first the gate and then up, `width` numbers each */
 void silu_product_row(const float *gate_up, float *out, long width);
 
 /* Norms and turns a projected row in place, its queries and its keys if it has any, and puts keys and values where they
- * belong. `index`, unless NULL: where its first head goes. */
-void store_row(const Heads *heads, float *row, const float *rotation, float *stored, const int64_t *index);
+ * belong, unless `place` is NULL. `n` is the row's number in the rotation. */
+void store_row(const Heads *heads, float *row, Rotation rotation, long n, float *stored, const Place *place);
 
 /* Into `firsts`, which has room for one more than there are segments: the tasks of the segments before each one. */
 void list_tasks(const Heads *heads, const Segment *segments, long count, long *firsts);
@@ -52,17 +70,17 @@ void attend_segments(const Heads *heads, const float *queries, long query_stride
 /* Rows, which lie `apart` numbers apart, side by side, input after input; needs room for PACKING_ROOM numbers more. */
 void pack_tile(const float *x, long apart, long rows, long inputs, float *packed);
 
-/* At most MOST_TILE packed rows times a map. The numbers are those of `stepsaver_multiply`. */
-void multiply_tile(const Map *map, const float *packed, long rows, float *out);
+/* At most MOST_TILE packed rows times a weight. The numbers are those of `stepsaver_multiply`. */
+void multiply_tile(const Weight *weight, const float *packed, long rows, float *out);
 
 /* Rows that are multiplied together, of so many; their passes, packed one after another, need so much room. */
 long rows_of_pass(long rows);
 long packed_size(long rows, long inputs);
 void pack_pass(const float *x, long apart, long rows, long inputs, long pass, float *packed);
 
-/* Packed passes times a map. Threads of a parallel region share its blocks, and wait for each other at the end. `taken`
+/* Packed passes times a weight. Threads of a parallel region share its blocks, and wait for each other at the end. `taken`
  * counts the blocks, from 0. */
-void multiply_shared(const Map *map, const float *packed, long rows, float *out, long *taken);
+void multiply_shared(const Weight *weight, const float *packed, long rows, float *out, long *taken);
 
 /* threads of the next parallel region, at most */
 long threads_at_most(void);

@@ -29,22 +29,19 @@ static ALWAYS_INLINE Lanes OF(exp)(Lanes x) {
     return p * (Lanes)(((Mask)rounded + 127) << 23);
 }
 
-static void OF(scale_row)(float *restrict x, const float *restrict added, const float *restrict columns,
-                          float *restrict out, long width, float floor_squared) {
+static void OF(rms_norm)(float *restrict x, const float *restrict pending, const float *restrict norm_weight,
+                         float *restrict out, long width, float eps) {
     float sums[32] = {0};
     long i = 0;
-    if (added)
-        for (; i < width; i++) x[i] += added[i];
+    if (pending)
+        for (; i < width; i++) x[i] += pending[i];
     for (i = 0; i + 32 <= width; i += 32)
         for (long j = 0; j < 32; j++) sums[j] += x[i + j] * x[i + j];
     for (; i < width; i++) sums[i % 32] += x[i] * x[i];
     for (long half = 16; half > 0; half /= 2)
         for (long j = 0; j < half; j++) sums[j] += sums[j + half];
-    const float factor = 1.0f / sqrtf(sums[0] + floor_squared);
-    if (columns)
-        for (i = 0; i < width; i++) out[i] = x[i] * factor * columns[i];
-    else
-        for (i = 0; i < width; i++) out[i] = x[i] * factor;
+    const float factor = 1.0f / sqrtf(sums[0] / (float)width + eps);
+    for (i = 0; i < width; i++) out[i] = x[i] * factor * norm_weight[i];
 }
 
 static ALWAYS_INLINE void OF(silu_product_lanes)(const float *gate, const float *up, float *out, size_t bytes) {

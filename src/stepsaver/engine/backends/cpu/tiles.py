@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from stepsaver.engine.backends.cpu import kernels
+from stepsaver.engine.backends.cpu import library
 from stepsaver.engine.errors import UsageError
 
 CPU_FACTS = Path("/proc/cpuinfo")
@@ -34,16 +34,16 @@ def require_working_tiles(dtype: torch.dtype, device: torch.device) -> None:
     if device.type == "cpu" and dtype in HALVES and not limit_to_what_works():
         raise UsageError(
             f"{str(dtype).removeprefix('torch.')} ends the process on this CPU, whose matrix tiles do not work; "
-            f"start with {LIMIT}={kernels.WITHOUT_TILES} in the environment"
+            f"start with {LIMIT}={library.WITHOUT_TILES} in the environment"
         )
 
 
 @cache
 def limit_to_what_works() -> bool:
     """Whether multiplications in 16 bits work here. If they do not, tells oneDNN not to use tiles and tries again."""
-    if kernels.are_loaded() or not are_announced() or _survives_trial():
+    if library.is_loaded() or not are_announced() or _survives_trial():
         return True
-    os.environ.setdefault(LIMIT, kernels.WITHOUT_TILES)
+    os.environ.setdefault(LIMIT, library.WITHOUT_TILES)
     return _survives_trial()
 
 

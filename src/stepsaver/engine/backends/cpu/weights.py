@@ -1,31 +1,75 @@
-"""Layouts of a weight in memory, and how rows are multiplied by it. Each weight is kept once, in one layout.
+"""Weights in memory, and how rows are multiplied by them. Each weight is kept once, in one layout.
 
-`Halves` keeps numbers in 16 bits where float16 holds them, and multiplies in float32 arithmetic with our own kernel
-(docs/speed.md has the figures). Of other float32 weights, `Packed` is oneDNN's layout of large ones, and `Floats` has
-small ones in the same blocks as `Halves`. `Plain` is what torch multiplies as it is: other precisions, and no kernel.
+A plain `F.linear` of few rows runs at half the memory bandwidth, and reads four bytes for a number that most
+checkpoints store in two. `Halves` keeps numbers in 16 bits where float16 holds them, and multiplies in float32
+arithmetic with our own kernel (docs/speed.md has the figures). Of other weights, `Packed` is oneDNN's layout of large
+ones, and `Floats` has small ones in the same blocks as `Halves`. `Plain` is torch's, where there is none of these.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepsaver.engine.backends.cpu import kernels
+from stepsaver.engine.backends.backend import Slice, Weight
+from stepsaver.engine.backends.cpu import kernels, library
 from stepsaver.engine.backends.cpu.layers import Map
+from stepsaver.engine.backends.cpu.library import BLOCK
 from stepsaver.engine.backends.cpu.result_memory import take_result
 from stepsaver.engine.backends.cpu.weight_memory import give_back, take_halves
-
-Slice = tuple[int, int]  # rows of the weight, which are columns of the result
+from stepsaver.engine.defaults import KINDS_OF_WEIGHTS, Weights
+from stepsaver.engine.errors import UsageError, unknown_name
 
 ROWS_HINT = 32  # oneDNN's packing is told to expect this many rows: a block
 NEGLIGIBLE = 2.0**-19  # of a weight's size: a thousandth of bfloat16's own rounding
 
 
-class Layout(Protocol):
-    def project(self, x: Tensor, rows: Slice) -> Tensor: ...
+def halves_problem() -> str | None:
+    """Why this machine cannot keep weights in 16 bits; None if it can."""
+    if library.problem is not None:
+        return f"no kernels: {library.problem}"
+    return None if library.multiplies_blocks() else "the processor or the compiler lacks AVX2 and F16C"
+
+
+def served_weights(weights: Weights, dtype: torch.dtype, device: torch.device) -> Weights:
+    """What a choice means here: float32 if nothing can be kept in 16 bits."""
+    can_keep = dtype == torch.float32 and device.type == "cpu" and halves_problem() is None
+    return weights if can_keep else "float32"
+
+
+def check_weights(weights: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuses a choice that is unknown or not possible here."""
+    if weights not in KINDS_OF_WEIGHTS:
+        raise unknown_name("kind of weights", weights, KINDS_OF_WEIGHTS)
+    if weights != "float16":
+        return
+    if dtype != torch.float32 or device.type != "cpu":
+        raise UsageError(f"weights float16 are for float32 arithmetic on a CPU, not for {dtype} on {device}; use auto")
+    problem = halves_problem()
+    if problem is not None:
+        raise UsageError(f"weights float16 are not available here ({problem}); use auto")
+
+
+def pack_weight(
+    weight: Tensor, bias: Tensor | None, slices: Sequence[Slice], choice: Weights, *, is_large: bool
+) -> Weight:
+    """A weight in the fastest layout. What was stored in 16 bits, and is not kept so, is widened first."""
+    if choice != "float32":
+        halves = keep_halves(weight, bias, slices) if halves_problem() is None else None
+        if halves is not None:
+            return halves
+        if choice == "float16":
+            raise UsageError(
+                f"weights float16: float16 does not hold the numbers of a weight of {weight.shape[0]} x "
+                f"{weight.shape[1]}; auto keeps such ones in float32"
+            )
+    weight = weight.float()
+    if is_large and can_pack():
+        return Packed(weight, bias)
+    return Floats(weight, bias, slices) if library.multiplies_blocks() and not is_large else Plain(weight, bias)
 
 
 def _has_packing() -> bool:
@@ -58,24 +102,23 @@ def _of(bias: Tensor | None, rows: Slice) -> Tensor | None:
     return None if bias is None else bias.detach()[slice(*rows)]
 
 
-class Plain:
+class Plain(Weight):
     """A weight in torch's usual layout."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) -> None:
-        whole = (0, weight.shape[0])
-        self.by_rows = {rows: (weight[slice(*rows)], _of(bias, rows)) for rows in (whole, *slices)}
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
 
     def project(self, x: Tensor, rows: Slice) -> Tensor:
-        return F.linear(x, *self.by_rows[rows])
+        return F.linear(x, self.weight[slice(*rows)], _of(self.bias, rows))
 
 
-class Packed:
+class Packed(Weight):
     """A float32 weight in oneDNN's layout. It cannot be sliced, so the product of the whole weight is sliced instead.
 
     Packing slices separately would take a second copy, or two calls when all rows are needed, as in almost every layer.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.whole = (0, weight.shape[0])
         self.packed, self.bias = pack(weight), bias
 
@@ -90,7 +133,7 @@ class Piece(NamedTuple):
     columns: slice  # of the result
 
 
-class Blocks:
+class Blocks(Weight):
     """A weight in [blocks, inputs, BLOCK], multiplied by our own kernel. Every slice begins a new block."""
 
     def __init__(self, blocks: Tensor, bias: Tensor | None, borders: Sequence[int]) -> None:
@@ -102,12 +145,11 @@ class Blocks:
             piece = Piece(blocks[starts[start] : starts[stop]], _of(bias, (start, stop)), slice(start, stop))
             self.by_rows[start, stop] = (piece._replace(columns=slice(0, stop - start)),)
             pieces.append(piece)
-        if all(border % kernels.BLOCK == 0 for border in borders[1:-1]):  # the usual case: one call for all of them
+        if all(border % BLOCK == 0 for border in borders[1:-1]):  # the usual case: one call for all of them
             pieces = [Piece(blocks, bias, slice(0, borders[-1]))]
         self.by_rows[0, borders[-1]] = tuple(pieces)
-        self.map = (
-            Map(blocks, _of(bias, (0, borders[-1]))) if len(pieces) == 1 else None
-        )  # the whole weight, if its blocks follow one another
+        # the whole weight, if its blocks follow one another
+        self.map = Map(blocks, _of(bias, (0, borders[-1]))) if len(pieces) == 1 else None
 
     def project(self, x: Tensor, rows: Slice) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
@@ -127,10 +169,10 @@ class Floats(Blocks):
     def __init__(self, weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) -> None:
         borders = _borders(weight, slices)
         firsts = _first_blocks(borders)
-        rows = weight.new_zeros(firsts[-1] * kernels.BLOCK, weight.shape[1])
+        rows = weight.new_zeros(firsts[-1] * BLOCK, weight.shape[1])
         for (start, stop), first in zip(pairwise(borders), firsts, strict=False):
-            rows[first * kernels.BLOCK :][: stop - start] = weight[start:stop]
-        blocks = rows.view(firsts[-1], kernels.BLOCK, -1).transpose(1, 2).contiguous()
+            rows[first * BLOCK :][: stop - start] = weight[start:stop]
+        blocks = rows.view(firsts[-1], BLOCK, -1).transpose(1, 2).contiguous()
         super().__init__(blocks, bias, borders)
 
 
@@ -139,12 +181,12 @@ class Halves(Blocks):
 
     def __init__(self, blocks: Tensor, bias: Tensor | None, borders: Sequence[int], rounded: int) -> None:
         super().__init__(blocks, bias, borders)
-        self.rounded = rounded
+        self.halves, self.rounded = borders[-1] * blocks.shape[1], rounded
 
     def look_up(self, rows: Tensor) -> Tensor:
         """Some rows of the weight, in float32, as an embedding returns them."""
         assert len(self.by_rows) == 1, "slices may have blocks of their own"
-        return self.blocks[rows // kernels.BLOCK, :, rows % kernels.BLOCK].float()
+        return self.blocks[rows // BLOCK, :, rows % BLOCK].float()
 
 
 def _borders(weight: Tensor, slices: Sequence[Slice]) -> list[int]:
@@ -158,7 +200,7 @@ def _first_blocks(borders: Sequence[int]) -> list[int]:
     """The first block of each slice between the borders, and at the end the number of blocks."""
     firsts = [0]
     for start, stop in pairwise(borders):
-        firsts.append(firsts[-1] + (stop - start + kernels.BLOCK - 1) // kernels.BLOCK)
+        firsts.append(firsts[-1] + (stop - start + BLOCK - 1) // BLOCK)
     return firsts
 
 
@@ -169,11 +211,11 @@ def keep_halves(weight: Tensor, bias: Tensor | None, slices: Sequence[Slice]) ->
     """
     borders = _borders(weight, slices)
     firsts = _first_blocks(borders)
-    blocks = take_halves(firsts[-1], weight.shape[1], kernels.BLOCK)
+    blocks = take_halves(firsts[-1], weight.shape[1], BLOCK)
     rounded, error, size = 0, 0.0, 0.0
     for rows, (first, last) in zip(pairwise(borders), pairwise(firsts), strict=True):
         blocks[last - 1].zero_()  # rows may not fill it
-        change = kernels.lay_out(weight[slice(*rows)], blocks[first:last])
+        change = kernels.pack_weight(weight[slice(*rows)], blocks[first:last])
         if change.is_worse:
             give_back(blocks)
             return None

@@ -1,0 +1,83 @@
+"""What a backend is given to run: index tensors over the packed rows of a forward, as `packing.py` makes them."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from stepsaver.engine.models.rope import Rotation
+
+
+class RowSubset(NamedTuple):
+    """Some of a sequence of rows."""
+
+    indices: Tensor | None  # None: all of them
+    size: int
+    deltas: Tensor | None = None  # where each row's delta is kept, for the rows of a sublayer
+
+
+class SublayerRows(NamedTuple):
+    """Of the rows that go on, which run a sublayer, and which take what it adds from the delta cache."""
+
+    ran: RowSubset
+    reused: RowSubset
+
+
+class Alone(NamedTuple):
+    """Queries of one sample that are attended in a call of their own."""
+
+    queries: slice
+    slot: int
+    length: int
+    mask: Tensor | None  # [queries, length]; None: all see everything
+
+
+class PaddedGroup(NamedTuple):
+    """Samples that are attended in one call: their queries padded to `rows`, their keys to `length`."""
+
+    packed_rows: Tensor  # their queries among the packed ones
+    padded_rows: Tensor | None  # and among the padded ones; None: they are all of them, in order
+    slots: Tensor | slice  # a slice: a view of the cache, slots between the samples idle
+    samples: int
+    rows: int
+    length: int
+    mask: Tensor  # [samples, 1, 1, length], added to the scores
+
+
+class Attending(NamedTuple):
+    """How queries attend. Whatever a backend attends by itself is in `segments`: of each, the first of its rows, the
+    one after its last, its slot, how many rows of context the first one sees, and how many more each one sees than the
+    one before it.
+    """
+
+    segments: Tensor | None  # [segments, 5]
+    alone: tuple[Alone, ...]
+    grouped: tuple[PaddedGroup, ...]
+
+
+class AttentionRows(NamedTuple):
+    """Rows of which a projection gives the queries, the keys and values, or both, and what becomes of these."""
+
+    rows: RowSubset
+    rotation: Rotation
+    places: Tensor | None  # [N, 2]: slot and position of their keys and values; None: queries only
+    attending: Attending | None  # None: keys and values only
+
+
+class PackedRun(NamedTuple):
+    """What consecutive layers that run the same rows share."""
+
+    projected: tuple[AttentionRows, ...]  # one for all; or those that write keys and values, then those that attend
+    kept: Tensor | None  # the rows that go on after the keys and values; None: all
+    attention: SublayerRows
+    mlp: SublayerRows
+    is_whole: bool  # every row writes its keys and values, and every row that goes on runs every sublayer
+
+    @property
+    def written(self) -> AttentionRows | None:
+        """The rows that write keys and values."""
+        return next((each for each in self.projected if each.places is not None), None)
+
+    @property
+    def attended(self) -> AttentionRows | None:
+        """The rows that attend."""
+        return next((each for each in self.projected if each.attending is not None), None)

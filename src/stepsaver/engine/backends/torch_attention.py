@@ -1,0 +1,83 @@
+"""Attention by torch's fused kernel: one sample as it is, several padded together.
+
+The query heads that share a key-value head are folded into rows. H query heads, K key-value heads, E head dimension, R
+rows of a sample, L rows of context, S samples, N packed rows.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stepsaver.engine.backends.packed import Alone, Attending, PaddedGroup
+
+if TYPE_CHECKING:
+    from stepsaver.engine.cache import KeyValueCache
+
+
+def attend(
+    queries_NHE: Tensor, cache: "KeyValueCache", layer: int, attending: Attending, out: Tensor | None = None
+) -> Tensor:
+    """The mixed values [N, H E] of all queries but those in segments; they go into `out`, if it is given."""
+    alone, together = attending.alone, attending.grouped
+    if out is None and len(alone) + len(together) == 1:
+        if alone:
+            return attend_one(queries_NHE, cache, layer, alone[0]).flatten(1)
+        if together[0].padded_rows is None:
+            return attend_padded(queries_NHE, cache, layer, together[0]).flatten(1)
+    mixed_NHE = torch.empty_like(queries_NHE) if out is None else out.view(queries_NHE.shape)
+    for each in alone:
+        mixed_NHE[each.queries] = attend_one(queries_NHE[each.queries], cache, layer, each)
+    for group in together:
+        chosen = queries_NHE[group.packed_rows]
+        if group.padded_rows is None:
+            mixed_NHE[group.packed_rows] = attend_padded(chosen, cache, layer, group)
+        else:
+            padded = chosen.new_zeros(group.samples * group.rows, *chosen.shape[1:])
+            padded[group.padded_rows] = chosen
+            mixed_NHE[group.packed_rows] = attend_padded(padded, cache, layer, group)[group.padded_rows]
+    return mixed_NHE.flatten(1)
+
+
+def attend_one(queries_RHE: Tensor, cache: "KeyValueCache", layer: int, sample: Alone) -> Tensor:
+    """One sample. On a CPU torch's fused kernel shares the key-value heads itself, which saves folding the queries."""
+    keys, values = cache.read(layer, slice(sample.slot, sample.slot + 1), sample.length)
+    sharing = queries_RHE.shape[1] // keys.shape[1]
+    if sharing > 1 and cache.device.type != "cpu":
+        return attend_folded(queries_RHE, keys, values, sample.mask, sharing)
+    queries = queries_RHE.transpose(0, 1).unsqueeze(0)
+    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=sample.mask, enable_gqa=sharing > 1)
+    return mixed[0].transpose(0, 1)
+
+
+def attend_folded(queries_RHE: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sharing: int) -> Tensor:
+    """Heads that share keys and values are more rows: GPUs before compute capability 8.0 have no fused kernel that
+    shares them, and torch would repeat keys and values for every head.
+    """
+    folded = _fold(queries_RHE, samples=1, kv_heads=keys.shape[1])
+    mask = None if mask is None else mask.repeat(sharing, 1)
+    return _unfold(F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask), heads=queries_RHE.shape[1])
+
+
+def attend_padded(queries_NHE: Tensor, cache: "KeyValueCache", layer: int, group: PaddedGroup) -> Tensor:
+    """One call for several samples, `rows` queries each."""
+    keys, values = cache.read(layer, group.slots, group.length)
+    folded = _fold(queries_NHE, samples=group.samples, kv_heads=keys.shape[1])
+    mask = group.mask.expand(-1, -1, folded.shape[2], -1)
+    mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+    return _unfold(mixed, heads=queries_NHE.shape[1])
+
+
+def _fold(queries_NHE: Tensor, *, samples: int, kv_heads: int) -> Tensor:
+    """[S, K, H / K * R, E]: the query heads of a key-value head, one after the other."""
+    _, heads, width = queries_NHE.shape
+    split = queries_NHE.view(samples, -1, kv_heads, heads // kv_heads, width)
+    return split.permute(0, 2, 3, 1, 4).reshape(samples, kv_heads, -1, width)
+
+
+def _unfold(mixed_SKRE: Tensor, *, heads: int) -> Tensor:
+    """The reverse: [S * R, H, E]."""
+    samples, kv_heads, _, width = mixed_SKRE.shape
+    split = mixed_SKRE.view(samples, kv_heads, heads // kv_heads, -1, width)
+    return split.permute(0, 3, 1, 2, 4).reshape(-1, heads, width)
