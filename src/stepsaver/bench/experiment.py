@@ -7,7 +7,7 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_serializer, model_validator
 
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
@@ -40,6 +40,7 @@ class Condition(Strict):
             raise ValueError(f"{shown(text)} is no condition such as '> 1.2'")
         return cls(sign="<" if match[1] == "<" else ">", bound=float(match[2]), is_measured=match[3] is not None)
 
+    @model_serializer
     def __str__(self) -> str:
         return f"{self.sign} {self.bound:g}" + " measured" * self.is_measured
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stepsaver.bench.experiment import Experiment
     from stepsaver.bench.session import Session
     from stepsaver.tune.problems import SplitProblems
-    from stepsaver.tune.tuning import Aim, Outcome, Tuning
+    from stepsaver.tune.tuning import Aim, Tuning
 
 WHEN_STOPPED = "every finished chunk and every attempt is stored, and the same command goes on from there"
 HELP = "find the fastest settings that keep the answers"
@@ -57,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
     from stepsaver.bench.durable import exclusive
     from stepsaver.bench.session import open_session
+    from stepsaver.tune.tuning import Tuning
 
     aim = _aim(options)
     check_output_file("--recipe-out", options.recipe_out)
@@ -74,26 +75,14 @@ def run(options: argparse.Namespace) -> int:
         try:
             session = open_session(experiment, model_name=options.model)
             problems = _problems(options, experiment, session, tasks, prompts)
-            tuning, outcome = _tuned(experiment, session, problems, aim)
+            with budget_progress("tuning", aim.budget) as report:
+                tuning = Tuning(experiment, session, problems, aim, report)
+                document = tuning.run()
         except UsageError:  # nothing was decided: nothing stays
             if made is not None:
                 shutil.rmtree(made, ignore_errors=True)
             raise
-    return _show(options, tuning, outcome)
-
-
-def _tuned(
-    experiment: "Experiment", session: "Session", problems: "SplitProblems", aim: "Aim"
-) -> tuple["Tuning", "Outcome"]:
-    from stepsaver.tune.confirm import Attempts
-    from stepsaver.tune.tuning import Tuning, settings_of, with_stored_configs, write_experiment
-
-    attempts = Attempts(experiment.folder, settings_of(experiment, problems, aim))
-    experiment = with_stored_configs(experiment)
-    write_experiment(experiment)
-    with budget_progress("tuning", aim.budget) as report:
-        tuning = Tuning(experiment, session, problems, aim, report)
-        return tuning, tuning.run(attempts)
+    return _show(options, tuning, document)
 
 
 def _aim(options: argparse.Namespace) -> "Aim":
@@ -115,7 +104,7 @@ def _aim(options: argparse.Namespace) -> "Aim":
 
 def _experiment(options: argparse.Namespace, aim: "Aim") -> "Experiment":
     """The tuning's experiment: plain decoding at the reference's settings, and no candidate yet."""
-    from stepsaver.bench.experiment import Condition, ConfigSpec, Criterion, Experiment, ExperimentSpec, Success
+    from stepsaver.bench.experiment import Experiment, ExperimentSpec
     from stepsaver.bench.folders import experiments_folder
     from stepsaver.tune.problems import chunk_samples
     from stepsaver.tune.trials import BASELINE, REFERENCE
@@ -123,31 +112,23 @@ def _experiment(options: argparse.Namespace, aim: "Aim") -> "Experiment":
     task = options.task or re.sub(r"[^\w.+-]", "_", options.prompts.stem).lstrip("_.+-") or "prompts"
     model = re.sub(r"[^\w.-]", "_", Path(options.model).name)
     name = f"tune_{model}_{task}_batch_{options.batch_size}_drop_{aim.max_drop:g}"
-    conditions = {
-        "confirm_if": Criterion(
-            speed_up=Condition.parse("> 1"),
-            drop_points=Condition.parse(f"< {aim.max_drop:.10f}".rstrip("0").rstrip(".")),
-        ),
-        "reject_if": Criterion(speed_up=Condition.parse("< 1"), drop_points=Condition.parse("> 100")),
+    content = {
+        "question": f"What decodes {task} fastest at batch size {options.batch_size} within {aim.max_drop:g} points?",
+        "tasks": [task],
+        "configs": [{"name": BASELINE}, {"name": REFERENCE, "decode": REFERENCE}],
+        "baseline": BASELINE,
+        "success": {
+            "confirm_if": {"speed_up": "> 1", "drop_points": f"< {aim.max_drop:.10f}".rstrip("0").rstrip(".")},
+            "reject_if": {"speed_up": "< 1", "drop_points": "> 100"},
+        },
+        "batch_size_elsewhere": options.batch_size,
+        "chunk_samples": chunk_samples(options.batch_size),
+        "data_dir": options.data_dir and options.data_dir.resolve(),
     }
-    configs = (ConfigSpec(name=BASELINE), ConfigSpec(name=REFERENCE, decode=REFERENCE))
-    spec = ExperimentSpec(
-        question=f"What decodes {task} fastest at batch size {options.batch_size} within {aim.max_drop:g} points?",
-        tasks=(task,),
-        configs=list(configs),
-        baseline=BASELINE,
-        success=Success(**conditions),
-        model=options.model,
-        batch_size=options.batch_size,
-        batch_size_elsewhere=options.batch_size,
-        chunk_samples=chunk_samples(options.batch_size),
-        dtype=options.dtype,
-        weights=options.weights,
-        device=options.device,
-        metric=options.metric,
-        data_dir=options.data_dir and options.data_dir.resolve(),
-    )
-    return Experiment(options.out or experiments_folder() / name, spec, configs, ())
+    given = {each: getattr(options, each) for each in ("model", "batch_size", "dtype", "weights", "device", "metric")}
+    spec = ExperimentSpec.model_validate(content | given)
+    assert isinstance(spec.configs, list)
+    return Experiment(options.out or experiments_folder() / name, spec, tuple(spec.configs), ())
 
 
 def _read_prompts(options: argparse.Namespace) -> list[str]:
@@ -195,55 +176,35 @@ def _print_plan(session: "Session", problems: "SplitProblems", aim: "Aim") -> No
     for name in names:
         print(f"  {name}")
     search, fresh = problems.search, problems.fresh
-    print(
-        f"search: {search.count} problems of {search.task_run.task.name}, {SHARE_OF_SEARCH * aim.budget / 60:.1f} min"
-    )
-    print(f"confirm: {fresh.count} fresh problems of {fresh.task_run.task.name}, the rest of {aim.budget / 60:.1f} min")
+    minutes = aim.budget / 60
+    print(f"search: {search.count} problems of {search.task_run.task.name}, {SHARE_OF_SEARCH * minutes:.1f} min")
+    print(f"confirm: {fresh.count} fresh problems of {fresh.task_run.task.name}, the rest of {minutes:.1f} min")
     least = least_problems(aim.limit, aim.confidence)
     print(f"a drop below {aim.max_drop:g} points at {100 * aim.confidence:g} % needs at least {least} fresh problems")
     if search.measure == "agreement":
-        print(
-            f"there are no labels: the drop is one of agreement with plain decoding ({search.task_run.task.accuracy})"
-        )
+        print(f"no labels: the drop is one of agreement with plain decoding ({search.task_run.task.accuracy})")
 
 
-def _show(options: argparse.Namespace, tuning: "Tuning", outcome: "Outcome") -> int:
+def _show(options: argparse.Namespace, tuning: "Tuning", document: dict[str, Any]) -> int:
     from stepsaver.bench.durable import write_beside
-    from stepsaver.evaluation.recipe import recipe_text
-    from stepsaver.report.tuning_page import parallelism_line, tuning_page
-
-    folder = tuning.experiment.folder
-    document = tuning.document(outcome)
-    document["parallelism"] = _parallelism(tuning, document)
-    write_beside(folder / RECORD, json.dumps(document, indent=1) + "\n")
-    write_beside(folder / PAGE, tuning_page(document))
-    if outcome.recipe is not None:
-        for path in filter(None, (folder / RECIPE, options.recipe_out)):
-            line = parallelism_line(document)
-            write_beside(path, recipe_text(outcome.recipe) + (f"# {line}\n" if line else ""))
-    if options.json:
-        print(json.dumps(document))
-        return 0
-    for line in outcome_lines(document):
-        print(line)
-    print(f"\n{outcome.sentence}")
-    if outcome.recipe is not None:
-        print(f"recipe: {options.recipe_out or folder / RECIPE}")
-    print(f"page: {folder / PAGE}")
-    return 0
-
-
-def _parallelism(tuning: "Tuning", document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the tokens per forward of baseline and winner, if there is one, on the problems that confirmed it."""
-    from stepsaver.report.tuning_page import confirmed_parallelism
+    from stepsaver.evaluation.recipe import Recipe, recipe_text
+    from stepsaver.report.tuning_page import confirmed_parallelism, parallelism_line, tuning_page
     from stepsaver.tune.trials import BASELINE
 
-    fresh, winner = tuning.problems.fresh, [each for each in document["attempts"] if each["outcome"] == "confirmed"]
-    if not winner:
-        return []
-    chunks = [chunk.number for chunk in fresh.chunks]
-    folder = tuning.results / fresh.task_run.folder_name
-    return confirmed_parallelism(folder, (BASELINE, winner[0]["name"]), chunks)
+    folder, recipe = tuning.experiment.folder, document["recipe"]
+    winner = next((each["name"] for each in document["attempts"] if each["outcome"] == "confirmed"), BASELINE)
+    fresh = tuning.problems.fresh
+    results, chunks = tuning.results / fresh.task_run.folder_name, [chunk.number for chunk in fresh.chunks]
+    document["parallelism"] = confirmed_parallelism(results, (BASELINE, winner), chunks) if recipe else []
+    write_beside(folder / RECORD, json.dumps(document, indent=1) + "\n")
+    write_beside(folder / PAGE, tuning_page(document))
+    line = parallelism_line(document)
+    for path in filter(None, (folder / RECIPE, options.recipe_out)) if recipe else ():
+        write_beside(path, recipe_text(Recipe.model_validate(recipe)) + (f"# {line}\n" if line else ""))
+    said = [*outcome_lines(document), "", document["sentence"]]
+    said += [f"recipe: {options.recipe_out or folder / RECIPE}"] if recipe else []
+    print(json.dumps(document) if options.json else "\n".join([*said, f"page: {folder / PAGE}"]))
+    return 0
 
 
 def outcome_lines(document: dict[str, Any]) -> list[str]:

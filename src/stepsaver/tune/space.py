@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -151,12 +151,9 @@ class DeclaredSpace:
         return decoder is None or not (candidate.rules or candidate.policy or size)  # which mean nothing to it
 
     def _settings(self) -> Iterator[Setting]:
-        for name, made in _classes(RULES, Rule).items():
-            yield from self._declared(name, made)
-        for made in _classes(POLICIES, object).values():
-            yield from self._declared("policy", made)
-        for made in _classes(DECODERS, Decoder).values():
-            yield from self._declared("decode", made)
+        for package, kind in ((RULES, None), (POLICIES, "policy"), (DECODERS, "decode")):
+            for name, made in _classes(package).items():
+                yield from self._declared(kind or name, made)
         block = self.decoding.block_size
         for size in range(LEAST_SUB_BLOCK, block + 1):
             if block % size == 0 and size & (size - 1) == 0 and size != self.decoding.sub_block_size:
@@ -171,30 +168,20 @@ class DeclaredSpace:
             chosen = {name: each.values[rank] for (name, each), rank in zip(declared.items(), ranks, strict=True)}
             try:
                 value = made(**chosen)
-            except UsageError:  # values that exclude each other
+            except (UsageError, TypeError):  # values that exclude each other, or a field that nobody gives one
                 continue
             if registry.describe(value) != default:
                 cheaper = sum(rank for rank, each in zip(ranks, declared.values(), strict=True) if each.is_ordered)
                 yield Setting(kind, value, (kind, made), cheaper)
 
 
-def _classes(package: str, kind: type) -> dict[str, type]:
+def _classes(package: str) -> Mapping[str, type]:
     """Returns ours, and unless one is broken those of other packages: what nobody asked for must not end a tuning."""
     try:
-        found = registry.all_of(package)
+        return registry.all_of(package)
     except UsageError as error:
         logger.warning("rules and policies of other packages are not tried: %s", error)
-        found = registry.found_in(package)
-    return {name: made for name, made in found.items() if issubclass(made, kind) and _has_defaults(made)}
-
-
-def _has_defaults(made: type) -> bool:
-    """Whether every field that is not tuned has a default."""
-    tried = tuned_fields(made)
-    return all(
-        each.name in tried or each.default is not MISSING or each.default_factory is not MISSING
-        for each in fields(made)
-    )
+        return registry.found_in(package)
 
 
 def _one_of_each(groups: Iterable[Sequence[Item]]) -> list[Item]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -28,7 +27,6 @@ from stepsaver.tune.trials import BASELINE, REFERENCE, BenchTrials, Report
 
 SHARE_OF_SEARCH = 0.5  # of the budget; the rest is for confirming
 REFERENCE_SEARCHED, REFERENCE_FRESH = 2, 8  # chunks on which autoregressive decoding is timed too
-Ranked = Sequence[tuple[str, Observed]]
 
 
 @dataclass(frozen=True)
@@ -42,19 +40,6 @@ class Aim:
     @property
     def limit(self) -> float:
         return self.max_drop / 100
-
-
-@dataclass
-class Outcome:
-    """The outcome of a tuning: a confirmed candidate, or why there is none."""
-
-    ranked: Ranked
-    attempts: list[Attempt]
-    observed: dict[str, Observed]  # on the search's problems
-    never_run: list[str]  # for want of time
-    recipe: Recipe | None = None
-    sentence: str = ""
-    seconds: float = 0.0
 
 
 @dataclass
@@ -89,18 +74,21 @@ class FreshTrials:
 
 
 class Tuning:
-    """One tuning in its folder. Whatever it runs is stored at once, and not run again."""
+    """One tuning in its folder. Whatever it runs is stored at once, and not run again. Its results are locked."""
 
     def __init__(
         self, experiment: Experiment, session: Session, problems: SplitProblems, aim: Aim, report: Report
     ) -> None:
-        self.experiment, self.session, self.problems, self.aim, self.report = experiment, session, problems, aim, report
+        self.attempts = Attempts(experiment.folder, settings_of(experiment, problems, aim))
+        self.experiment, self.session, self.problems = with_stored_configs(experiment), session, problems
+        self.aim, self.report, self.started = aim, report, time.monotonic()
+        self.configs = {config.name: config for config in self.experiment.configs}
         self.results = experiment.folder.resolve() / "results"
-        self.configs = {config.name: config for config in experiment.configs}
-        self.started = time.monotonic()
         self.space = space_of(session, problems)
 
-    def run(self, attempts: Attempts) -> Outcome:
+    def run(self) -> dict[str, Any]:
+        """Returns what is written as `tuning.json`: everything that was tried, and what came of it."""
+        write_experiment(self.experiment)
         searched = self._trials(self.problems.search, SHARE_OF_SEARCH * self.aim.budget)
         fresh = FreshTrials(self._trials(self.problems.fresh, self.aim.budget), searched)
         self._prepare(searched)
@@ -108,16 +96,9 @@ class Tuning:
         floor = max(1.0, reference.speed_up if reference else 1.0)
         goal = Goal(self.aim.limit, self.aim.confidence, self.problems.fresh.count, floor)
         ranked = search(self.space, searched, goal)
-        if attempts.confirmed is None:
-            confirm(attempts, ranked, fresh, goal)
-        observed = {name: seen for name in self.space.known if (seen := searched.observed(name))}
-        never_run = [name for name in self.space.known if name not in observed]
-        outcome = Outcome(ranked, attempts.made, observed, never_run)
-        if attempts.confirmed is not None:
-            outcome.recipe = self._recipe(attempts.confirmed)
-        outcome.sentence = self._sentence(outcome)
-        outcome.seconds = time.monotonic() - self.started
-        return outcome
+        if self.attempts.confirmed is None:
+            confirm(self.attempts, ranked, fresh, goal)
+        return self._document(searched, [name for name, _ in ranked])
 
     def _trials(self, problems: Problems, seconds: float) -> BenchTrials:
         return BenchTrials(problems, self.results, self._config_of, self.started + seconds, self.report)
@@ -182,37 +163,12 @@ class Tuning:
             ),
         )
 
-    def _sentence(self, outcome: Outcome) -> str:
-        limit = f"{self.aim.max_drop:g} point{'s' * (self.aim.max_drop != 1)} of {self.problems.search.measure}"
-        tried = {each.name for each in outcome.attempts}
-        if outcome.recipe is not None:
-            name = next(each.name for each in outcome.attempts if each.outcome == "confirmed")
-            return f"Confirmed: {name}: {outcome.recipe.measured}."
-        undecided = [each.name for each in outcome.attempts if each.outcome in ("undecided", "begun")]
-        waiting = [name for name, _ in outcome.ranked if name not in tried] if len(tried) < MOST_ATTEMPTS else []
-        if undecided or waiting or outcome.never_run:
-            why = [f"the fresh problems do not decide about {', '.join(undecided)}"] if undecided else []
-            why += [f"no time was left to confirm {waiting[0]}"] if waiting else []
-            why += [f"{len(outcome.never_run)} candidates were never run"] if outcome.never_run else []
-            return f"Undecided: nothing is confirmed to keep within {limit} yet: {'; '.join(why)}."
-        return f"Nothing within {limit} beats plain decoding: of {len(outcome.observed)} candidates none was confirmed."
-
-    def document(self, outcome: Outcome) -> dict[str, Any]:
-        """`tuning.json`: everything that was tried and what came of it."""
-        ranks = {name: rank for rank, (name, _) in enumerate(outcome.ranked, 1)}
-        candidates = []
-        for name, seen in sorted(outcome.observed.items(), key=lambda each: -each[1].speed_up):
-            drop, speed = drop_interval(seen, 0.95).scaled(100), speed_interval(seen.speed_ups, 0.95)
-            candidates.append(
-                {
-                    "name": name,
-                    "problems": seen.problems,
-                    "speed_up": _finite([seen.speed_up, speed.low, speed.high]),
-                    "drop_points": list(drop),
-                    "rank": ranks.get(name),
-                }
-            )
-        spec = self.experiment.spec
+    def _document(self, searched: BenchTrials, ranked: list[str]) -> dict[str, Any]:
+        spec, confirmed = self.experiment.spec, self.attempts.confirmed
+        recipe = self._recipe(confirmed) if confirmed else None
+        observed = {name: seen for name in self.space.known if (seen := searched.observed(name))}
+        never_run = [name for name in self.space.known if name not in observed]
+        outcome, sentence = self._outcome(recipe, ranked, never_run, len(observed))
         return {
             "experiment": self.experiment.name,
             "question": spec.question,
@@ -221,18 +177,43 @@ class Tuning:
             "batch_size": spec.batch_size,
             "max_drop": self.aim.max_drop,
             "measure": self.problems.search.measure,
-            "sentence": outcome.sentence,
-            "outcome": {"Confirmed": "confirmed", "Undecided": "undecided"}.get(
-                outcome.sentence.partition(":")[0], "rejected"
-            ),
-            "seconds": outcome.seconds,
-            "candidates": candidates,
-            "never_run": outcome.never_run,
-            "attempts": [
-                {**each.model_dump(), "speed_up": each.speed_up and _finite(each.speed_up)} for each in outcome.attempts
+            "sentence": sentence,
+            "outcome": outcome,
+            "seconds": time.monotonic() - self.started,
+            "candidates": [
+                {
+                    "name": name,
+                    "problems": seen.problems,
+                    "speed_up": _finite((seen.speed_up, *speed_interval(seen.speed_ups, 0.95)[1:])),
+                    "drop_points": list(drop_interval(seen, 0.95).scaled(100)),
+                    "rank": ranked.index(name) + 1 if name in ranked else None,
+                }
+                for name, seen in sorted(observed.items(), key=lambda each: -each[1].speed_up)
             ],
-            "recipe": outcome.recipe.model_dump(mode="json", exclude_none=True) if outcome.recipe else None,
+            "never_run": never_run,
+            "attempts": [
+                {**each.model_dump(), "speed_up": each.speed_up and _finite(each.speed_up)}
+                for each in self.attempts.made
+            ],
+            "recipe": recipe.model_dump(mode="json", exclude_none=True) if recipe else None,
         }
+
+    def _outcome(
+        self, recipe: Recipe | None, ranked: list[str], never_run: list[str], observed: int
+    ) -> tuple[str, str]:
+        """Returns the outcome in a word and in a sentence."""
+        limit = f"{self.aim.max_drop:g} point{'s' * (self.aim.max_drop != 1)} of {self.problems.search.measure}"
+        made = self.attempts.made
+        if recipe is not None and self.attempts.confirmed:
+            return "confirmed", f"Confirmed: {self.attempts.confirmed.name}: {recipe.measured}."
+        undecided = [each.name for each in made if each.outcome in ("undecided", "begun")]
+        waiting = {*ranked} - {each.name for each in made} if len(made) < MOST_ATTEMPTS else set()
+        why = [f"the fresh problems do not decide about {', '.join(undecided)}"] if undecided else []
+        why += [f"no time was left to confirm {len(waiting)} candidates"] if waiting else []
+        why += [f"{len(never_run)} were never run"] if never_run else []
+        if why:
+            return "undecided", f"Undecided: nothing is confirmed to keep within {limit} yet: {'; '.join(why)}."
+        return "rejected", f"Nothing within {limit} beats plain decoding: of {observed} candidates none was confirmed."
 
 
 def space_of(session: Session, problems: SplitProblems) -> DeclaredSpace:
@@ -288,12 +269,7 @@ def with_stored_configs(experiment: Experiment) -> Experiment:
 
 def write_experiment(experiment: Experiment) -> None:
     """Writes the experiment's file with every config that was tried so far."""
-    content = experiment.spec.model_dump(mode="json", exclude_defaults=True)
-    bounds = ("confirm_if", "reject_if")
-    success = {name: getattr(experiment.spec.success, name) for name in bounds}
-    content["success"] = {
-        name: {"speed_up": str(each.speed_up), "drop_points": str(each.drop_points)} for name, each in success.items()
-    }
-    content["configs"] = [each.model_dump(mode="json", exclude_defaults=True) for each in experiment.configs]
+    spec = experiment.spec.model_copy(update={"configs": list(experiment.configs)})
+    content = spec.model_dump(mode="json", exclude_defaults=True)
     head = "# Written by `stepsaver tune`: every candidate that was run.\n"
-    write_beside(Path(experiment.folder) / FILE, head + yaml.safe_dump(content, sort_keys=False, width=110))
+    write_beside(experiment.folder / FILE, head + yaml.safe_dump(content, sort_keys=False, width=110))
