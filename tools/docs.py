@@ -66,7 +66,7 @@ FIELDS: dict[str, tuple[str, Callable[[ReportTask, Summary], str]]] = {
     "drop": ("drop in points (95 %)", lambda task, one: _interval(one.paired.drop_points, ".1f")),
     "speed_up": ("speed-up (95 %)", lambda task, one: _interval(one.speed_up.smaller, ".2f", "x")),
     "rate": ("tokens/s", lambda task, one: f"{one.rate.value:,.0f}" if one.rate else "-"),
-    "predicted": ("predicted", lambda task, one: _times(one.predicted_speed_up)),
+    "predicted": ("predicted", lambda task, one: _times(one.predicted)),
     "samples": ("samples", lambda task, one: f"{one.samples:,}"),
     "verdict": ("verdict", _outcome),
 }

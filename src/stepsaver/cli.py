@@ -23,8 +23,9 @@ LONGEST_MESSAGE = 1000
 # By the name that a command had, what has its work now.
 MOVED = {
     "calibrate": "python -m benchmarks.calibrate, in a clone of the repository",
+    "discard": "stepsaver run --force --why TEXT, which keeps what was stored and records why",
     "docs": "python tools/docs.py, in a clone of the repository",
-    "foresee": "it is gone; `stepsaver run` prints what was measured, and what operations alone promise",
+    "foresee": "it is gone; `stepsaver run` prints what was measured beside what is predicted",
     **{kind: f"stepsaver list {kind}" for kind in ("rules", "policies", "tasks", "models")},
     "speed": "python -m benchmarks.speed, in a clone of the repository",
     "train": "python -m training, in a clone of the repository",

@@ -2,12 +2,17 @@
 
 from typing import Any
 
-from stepsaver.bench.documents import Identity, Summary, Timing
+from stepsaver.bench.documents import Identity, Provenance, Summary, Timing
 
 IDENTITY: dict[str, Any] = {
+    "plugins": {},
     "model": "abc",
     "source": "def",
+    "libraries": {"torch": "2"},
+    "kernels": True,
+    "weights": "auto",
     "rules": ["layer_reuse:k=2"],
+    "decode": "block",
     "policy": "threshold:threshold=0.9",
     "decoding": {
         "block_size": 32,
@@ -16,12 +21,24 @@ IDENTITY: dict[str, Any] = {
         "prefix_cache": True,
         "block_cache": True,
         "stop_ids": [1, 2],
+        "bos_id": None,
+        "predicts": "next",
+        "join": "off",
     },
     "layers": 28,
     "task": "made_up",
-    "dtype": "torch.float32",
+    "metric": "exact_match,none",
+    "num_fewshot": 0,
+    "data": "ghi",
+    "limit": None,
+    "seed": 0,
     "estimator": "trajectory",
+    "max_new_tokens": 256,
+    "token_limit": None,
+    "dtype": "torch.float32",
     "device": "cpu",
+    "batch_size": 32,
+    "chunk_samples": 8,
 }
 SUMMARY: dict[str, Any] = {
     "task": "made_up",
@@ -31,16 +48,25 @@ SUMMARY: dict[str, Any] = {
     "accuracy_metric": "exact_match,none",
     "accuracy_interval": [0.88, 0.92],
     "samples": 100,
+    "beside": {},
+    "groups": {},
+    "baseline": "baseline",
     "is_baseline": False,
+    "is_control": False,
+    "unlike_baseline": ["rules"],
+    "different_answers": 4,
     "paired": {"drop_points": [1.0, 0.0, 2.0], "lost": 3, "won": 1, "mcnemar_p": 0.5},
     "speed_up": {"tokens_per_s": [1.5, 1.4, 1.6], "seconds_per_sample": [1.5, 1.4, 1.6]},
     "speed_up_chunks": 40,
+    "rate": [100.0, 98.0, 102.0],
     "timed_again": [],
     "chunks": 4,
     "chunks_not_comparable": 0,
+    "sessions": 1,
     "batch_invariance": {"samples": 0, "different": 0},
     "confirmation_p": 0.5,
-    "predicted_speed_up": 1.5,
+    "predicted": 1.5,
+    "predicted_by": "operations",
     "throughput": {
         "tokens": 10_000,
         "requests": 100,
@@ -58,11 +84,15 @@ SUMMARY: dict[str, Any] = {
         "row_layers_reused": 300,
         "by_kind": {},
     },
+    "tokens_before_stop": 9_900,
+    "sample_forwards": 1000,
+    "planning_seconds": 1.0,
     "peak_memory_bytes": 2**28,
     "gpu_info": None,
     "git": {"commit": "0" * 40, "dirty": False},
     "environment": {"python": "3.11", "machine": "x86_64", "torch": "2"},
-    "model_args": {"model": "model", "dtype": "torch.float32"},
+    "machine": {"host": "here"},
+    "model_args": {"model": "model", "revision": None, "dtype": "torch.float32"},
     "eval_params": {
         "limit": None,
         "batch_size": 32,
@@ -73,6 +103,9 @@ SUMMARY: dict[str, Any] = {
     "run_id": "run",
     "identity": IDENTITY,
     "equal_to": None,
+    "spot_check": None,
+    "other_cores": None,
+    "disturbed_chunks": [],
     "inert_rules": [],
 }
 TIMING: dict[str, Any] = {
@@ -89,11 +122,19 @@ TIMING: dict[str, Any] = {
     "row_layers": 100,
     "row_layers_reused": 0,
     "by_kind": {},
-    "steps": [],
+    "predicted_seconds": None,
+    "prefill_seconds": 0.0,
+    "sample_forwards": 10,
+    "planning_seconds": 0.1,
+    "other_cores": None,
+    "threads": 1,
     "peak_memory_bytes": 0,
     "loading_seconds": 0.0,
     "gpu": None,
 }
+
+
+PROVENANCE = Provenance(git={}, environment={}, machine={}, given={})
 
 
 def identity(**changes: Any) -> Identity:

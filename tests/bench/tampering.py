@@ -34,16 +34,3 @@ def edit_json(path: Path, change: Callable[[dict], object]) -> None:
     change(content)
     content.pop(SUM, None)
     path.write_text(json.dumps(seal_document(content)))
-
-
-def to_former_format(folder: Path) -> None:
-    """As results were stored before there were checksums."""
-    for name in ("samples.jsonl", "trace.jsonl"):
-        _, *lines = (folder / name).read_text().splitlines()
-        plain = [{k: v for k, v in json.loads(line).items() if k != SUM} for line in lines]
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in plain))
-    for name in ("run.json", "summary.json"):
-        content = json.loads((folder / name).read_text())
-        for key in (SUM, "made_of"):
-            content.pop(key, None)
-        (folder / name).write_text(json.dumps(content))

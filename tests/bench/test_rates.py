@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 
 from stepsaver.bench import run as run_module
-from stepsaver.bench.audit import Finding, timed_again_by
-from stepsaver.bench.audit.checks.rates import _pooled_time, _speed_up
-from stepsaver.bench.audit.evidence import CellEvidence
+from stepsaver.bench.audit import CellEvidence, Finding, _contradicted, _pooled_time, timed_again_by
+from stepsaver.bench.checksums import SUM
 from stepsaver.bench.documents import Timing
 from stepsaver.bench.experiment import Experiment
 from stepsaver.bench.folders import find_experiment
@@ -23,10 +22,8 @@ from stepsaver.report.documents import without_documents
 from stepsaver.report.results_page import result_tables
 from tests.bench import made_up
 from tests.bench.conftest import PAIR, PAIR_LIMIT
+from tests.bench.running import findings, lines, run
 from tests.bench.tampering import edit_lines
-
-DONE = (0, 1)  # the audit may find fault with the timings of a busy machine
-RUN = ["--limit", str(PAIR_LIMIT)]
 
 
 def timing(chunk: int, rate: float, **changes: Any) -> Timing:
@@ -73,8 +70,8 @@ def test_a_rate_over_the_whole_time_differs_by_no_more_than_the_interval(
 ) -> None:
     throughput = made_up.SUMMARY["throughput"] | {"tokens_per_s": pooled}
     summary = made_up.summary(rate=rate, throughput=throughput)
-    found = list(_pooled_time(cast(CellEvidence, SimpleNamespace(name="a", summary=summary))))
-    assert [(each.level, each.configs) for each in found] == [("disturbed", ("a",))] * is_fault
+    found = list(_pooled_time("a", summary))
+    assert [(each[0], each[2:]) for each in found] == [("disturbed", (("a",),))] * is_fault
 
 
 @pytest.mark.parametrize(
@@ -94,7 +91,7 @@ def test_one_command_times_again_what_was_disturbed(folder: str, configs: list[s
 
 
 @pytest.mark.parametrize(
-    ("sessions", "level"),
+    ("sessions", "levels"),
     [
         ({"monday": 1000.0}, []),
         ({"monday": 1000.0} | {f"day {number}": 4000.0 for number in range(9)}, ["remark"]),  # it ran on monday only
@@ -103,7 +100,7 @@ def test_one_command_times_again_what_was_disturbed(folder: str, configs: list[s
     ],
 )
 def test_a_baseline_that_was_timed_on_other_days_too_contradicts_no_speed_up(
-    sessions: dict[str, float], level: list[str]
+    sessions: dict[str, float], levels: list[str]
 ) -> None:
     def cell(name: str, rates: dict[str, float], up: float) -> CellEvidence:
         timings = [timing(chunk, rate, session=day) for day, rate in rates.items() for chunk in range(4)]
@@ -114,9 +111,9 @@ def test_a_baseline_that_was_timed_on_other_days_too_contradicts_no_speed_up(
         return cast(CellEvidence, SimpleNamespace(name=name, summary=summary, counting=tuple(timings)))
 
     alone = {f"night {number}": 1200.0 for number in range(9)}  # the run was killed before the baseline's turn
-    trimmed = cell("trimmed", {"monday": 1200.0} | (alone if "remark" in level else {}), 1.2)
-    found = list(_speed_up(trimmed, cell("baseline", sessions, 1.0)))
-    assert [each.level for each in found] == level
+    trimmed = cell("trimmed", {"monday": 1200.0} | (alone if "remark" in levels else {}), 1.2)
+    found = list(_contradicted(trimmed, cell("baseline", sessions, 1.0)))
+    assert [each[0] for each in found] == levels
 
 
 @pytest.fixture
@@ -137,7 +134,7 @@ def trace(folder: Path, config: str) -> Path:
 
 
 def stored_timings(folder: Path, config: str) -> list[dict]:
-    return [json.loads(line) for line in trace(folder, config).read_text().splitlines()[1:]]
+    return [{name: value for name, value in each.items() if name != SUM} for each in lines(trace(folder, config))]
 
 
 def summary(folder: Path, config: str) -> dict:
@@ -154,13 +151,13 @@ def disturb(folder: Path, config: str, chunk: int) -> None:
 def test_a_disturbed_chunk_is_named_and_timed_again(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     disturb(experiment, "trimmed", 1)
     answers = (trace(experiment, "trimmed").parent / "samples.jsonl").read_bytes()
-    main(["audit", str(experiment), *RUN])
-    assert "trimmed was disturbed in 1 of 3 timings, of chunk 1" in capsys.readouterr().out
-    assert main(["run", str(experiment), *RUN]) in DONE
+    said = [each.message for each in findings(experiment, PAIR_LIMIT)]
+    assert any("trimmed was disturbed in 1 of 3 timings, of chunk 1" in each for each in said)
+    run(experiment, PAIR_LIMIT)
     assert summary(experiment, "trimmed")["disturbed_chunks"] == [1]
     assert "over the whole time" in capsys.readouterr().out or summary(experiment, "trimmed")["rate"][1] < 100
 
-    assert main(["run", str(experiment), *RUN, "--repeat-disturbed"]) in DONE
+    run(experiment, PAIR_LIMIT, "--repeat-disturbed")
     assert "trimmed: chunk 1 was timed again" in capsys.readouterr().out
     *before, again = stored_timings(experiment, "trimmed")
     assert [each["chunk"] for each in (*before, again)] == [0, 1, 2, 1], "both timings stay on record"
@@ -182,7 +179,7 @@ def test_a_machine_that_is_not_idle_is_said_and_stored(
     monkeypatch.setattr(run_module, "other_cores_now", lambda: 1.4)
     for config in PAIR:
         edit_lines(trace(experiment, config), lambda lines: [line | {"other_cores": 1.4} for line in lines])
-    assert main(["run", str(experiment), *RUN, "--repeat-disturbed"]) in DONE
+    run(experiment, PAIR_LIMIT, "--repeat-disturbed")
     said = capsys.readouterr()
     assert "note: other processes keep 1.4 of" in said.err
     assert "trimmed was timed on a machine that was not idle: others kept 1.4 cores busy" in said.out
@@ -198,7 +195,7 @@ def test_every_chunk_says_what_others_did_meanwhile(finished_pair: Path) -> None
 
 def test_a_disturbed_baseline_is_timed_again_with_all_that_was_beside_it(experiment: Path) -> None:
     disturb(experiment, "baseline", 2)
-    assert main(["run", str(experiment), *RUN, "--repeat-disturbed"]) in DONE
+    run(experiment, PAIR_LIMIT, "--repeat-disturbed")
     for config in PAIR:
         *before, again = stored_timings(experiment, config)
         assert (again["chunk"], again["instead_of"]) == (2, before[2]["session"])
@@ -208,7 +205,7 @@ def test_a_disturbed_baseline_is_timed_again_with_all_that_was_beside_it(experim
 
 def test_nothing_is_timed_again_where_nothing_was_disturbed(experiment: Path) -> None:
     before = {config: stored_timings(experiment, config) for config in PAIR}
-    assert main(["run", str(experiment), *RUN, "--repeat-disturbed"]) in DONE
+    run(experiment, PAIR_LIMIT, "--repeat-disturbed")
     assert {config: stored_timings(experiment, config) for config in PAIR} == before
 
 
@@ -224,14 +221,14 @@ def test_another_answer_when_timed_again_is_refused(
 
     monkeypatch.setattr(ConfigRunner, "run_chunk", with_other_answer)
     before = stored_timings(experiment, "trimmed")
-    assert main(["run", str(experiment), *RUN, "--repeat-disturbed"]) == 2
+    assert main(["run", str(experiment), "--limit", str(PAIR_LIMIT), "--repeat-disturbed"]) == 2
     assert "gave another answer to mini_ifeval document" in capsys.readouterr().err
     assert stored_timings(experiment, "trimmed") == before
 
 
 def test_tables_show_the_rate_that_the_speed_up_is_made_of(experiment: Path) -> None:
     disturb(experiment, "trimmed", 1)
-    assert main(["run", str(experiment), *RUN]) in DONE
+    run(experiment, PAIR_LIMIT)
     found = find_experiment(str(experiment))
     folder = f"mini_ifeval_limit_{PAIR_LIMIT}"
     task = read_report_task(found, experiment / "results", folder, without_documents("not needed"))

@@ -1,4 +1,4 @@
-"""The figures that `rules` prints: read from stored summaries, chosen by what they cost."""
+"""The figures that `list rules` prints: read from stored summaries, chosen by what they cost."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from stepsaver.bench.rule_figures import figures_of, stored_figures
 from stepsaver.cli import main
-from tests.bench.made_up import SUMMARY, summary
+from tests.bench.made_up import IDENTITY, SUMMARY, summary
 from tests.test_architecture import ROOT
 
 
@@ -23,9 +23,7 @@ def save(folder: Path, config: str, up: float, drop: float, rules: list[str], **
         "speed_up": {"tokens_per_s": [up, up - 0.1, up + 0.1], "seconds_per_sample": [up + 1, up + 1, up + 1]},
         "speed_up_chunks": 20,
         "paired": SUMMARY["paired"] | {"drop_points": [drop, drop - 1, drop + 1]},
-        "predicted_speed_up": more.pop("predicted", up),
-        "ceiling": more.pop("ceiling", 2.0),
-        "eval_params": SUMMARY["eval_params"] | params,
+        "identity": IDENTITY | params,
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{config}.json").write_text(json.dumps(summary(**changes | more).as_json()))
@@ -39,7 +37,7 @@ def test_the_fastest_that_can_be_afforded_on_the_largest_task(tmp_path: Path) ->
     save(large, "garbage", 3.0, 40.0, ["trim:level=random"], samples=500)
     save(large, "both", 1.5, 1.0, ["trim:level=changed", "near_rows:ahead=0"], samples=500)
     save(large, "other_policy", 2.0, 1.0, ["trim:level=changed"], samples=500, policy="fixed:rows=8")
-    save(large, "same", 2.0, 0.0, ["trim:level=changed"], samples=500, predicted=1.0, ceiling=1.0, different_answers=0)
+    save(large, "same", 2.0, 0.0, ["trim:level=changed"], samples=500, is_control=True)
     save(large, "taken_over", 2.0, 0.0, ["trim:level=changed"], samples=500, equal_to="fast")
     save(small, "baseline", 1.0, 0.0, [])
     save(small, "lucky", 1.9, 0.0, ["trim:level=changed"])

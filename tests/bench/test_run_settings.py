@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from stepsaver.cli import main
+from tests.bench.running import invalid, run
 from tests.bench.tampering import edit_json
 from tests.evaluation.own_rows import write_rows
 
-TIMING_MAY_BE_ODD = (0, 1)
 CONFIGS = """\
 configs:
   grid: {threshold: [0.5, 0.95], block_cache: [true, false]}
@@ -36,21 +36,12 @@ def summary_of(experiment: Path, config: str, folder: str = "mini_ifeval_limit_2
     return json.loads((experiment / "results" / folder / config / "summary.json").read_text())
 
 
-def invalid(experiment: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
-    """What an audit that knows nothing of a command line finds wrong; unlike speeds say nothing here."""
-    capsys.readouterr()
-    main(["audit", str(experiment), "--limit", "2", "--json", *options])
-    found = json.loads(capsys.readouterr().out)
-    return [each["message"] for each in found if each["level"] == "invalid" and each["check"] != "rates"]
-
-
 def test_options_are_in_the_identity_and_the_summary(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["run", str(experiment), "--limit", "2"]
     flags = ["--threshold", "0.6", "--batch-size", "1", "--dtype", "float64", "--weights", "float32", "--device", "cpu"]
     flags += ["--max-new-tokens", "5", "--num-fewshot", "0", "--metric", "prompt_level_strict_acc,none"]
-    assert main(command) in TIMING_MAY_BE_ODD
+    run(experiment, 2)
     plain = summary_of(experiment, "baseline")
-    assert main([*command, *flags]) in TIMING_MAY_BE_ODD
+    run(experiment, 2, *flags)
     changed = summary_of(experiment, "baseline")
     wanted = {
         "policy": "threshold:threshold=0.6,at_most=none", "batch_size": 1, "dtype": "torch.float64", "device": "cpu",
@@ -60,41 +51,39 @@ def test_options_are_in_the_identity_and_the_summary(experiment: Path, capsys: p
         assert changed["eval_params"][name] == changed["identity"][name] == value, name
     assert plain["run_id"] != changed["run_id"]
     assert plain["throughput"]["tokens"] > changed["throughput"]["tokens"] == 10  # the task's own limit is 32
-    assert invalid(experiment, capsys) == []
-    assert main([*command, *flags]) in TIMING_MAY_BE_ODD
+    assert invalid(experiment, 2) == []
+    run(experiment, 2, *flags)
     assert summary_of(experiment, "baseline")["run_id"] == changed["run_id"]
-    assert main([*command, "--dry-run", "--json", *flags[2:]]) == 0
+    capsys.readouterr()
+    assert main(["run", str(experiment), "--limit", "2", "--dry-run", "--json", *flags[2:]]) == 0
     (planned,) = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert "run with another policy" in planned["cells"][0]["remark"]
 
 
 def test_what_is_given_as_the_file_says_changes_nothing(experiment: Path) -> None:
-    command = ["run", str(experiment), "--limit", "2", "baseline"]
-    assert main(command) in TIMING_MAY_BE_ODD
+    run(experiment, 2, "baseline")
     before = summary_of(experiment, "baseline")["run_id"]
-    assert main([*command, "--batch-size", "2", "--estimator", "trajectory", "--device", "cpu"]) in TIMING_MAY_BE_ODD
+    run(experiment, 2, "baseline", "--batch-size", "2", "--estimator", "trajectory", "--device", "cpu")
     assert summary_of(experiment, "baseline")["run_id"] == before
 
 
-def test_a_policy_that_the_file_does_not_declare_is_a_fault(
-    experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_policy_that_the_file_does_not_declare_is_a_fault(experiment: Path) -> None:
     """Unless the command line gave it, and then only that one."""
-    assert main(["run", str(experiment), "--limit", "2", "--policy", "fixed:rows=2"]) in TIMING_MAY_BE_ODD
-    assert invalid(experiment, capsys) == []
+    run(experiment, 2, "--policy", "fixed:rows=2")
+    assert invalid(experiment, 2) == []
     for path in experiment.rglob("run.json"):
         assert json.loads(path.read_text())["provenance"]["given"] == {"policy": "fixed:rows=2"}
         edit_json(path, lambda stored: stored["provenance"].update(given={}))
-    found = invalid(experiment, capsys)
+    found = invalid(experiment, 2)
     assert found
     assert all("did not run with the declared policy" in each for each in found)
 
 
-def test_a_grid_over_thresholds_and_caches(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grid_over_thresholds_and_caches(experiment: Path) -> None:
     path = experiment / "experiment.yaml"
     before, _, after = path.read_text().partition("configs:")
     path.write_text(before + CONFIGS + after[after.index("model:") :])
-    assert main(["run", str(experiment), "--limit", "2"]) in TIMING_MAY_BE_ODD
+    run(experiment, 2)
     found = {name: summary_of(experiment, name)["identity"] for name in ("t0.5_True", "t0.5_False", "t0.95_True")}
     effective = {name: (each["policy"], each["decoding"]["block_cache"]) for name, each in found.items()}
     assert effective == {
@@ -105,7 +94,7 @@ def test_a_grid_over_thresholds_and_caches(experiment: Path, capsys: pytest.Capt
     kinds = {name: set(summary_of(experiment, name)["cost"]["by_kind"]) for name in found}
     assert "sub" in kinds["t0.5_True"]
     assert "sub" not in kinds["t0.5_False"]
-    assert invalid(experiment, capsys) == []
+    assert invalid(experiment, 2) == []
 
 
 def test_any_task_of_lm_eval_runs_if_its_metric_is_named(
@@ -117,7 +106,7 @@ def test_any_task_of_lm_eval_runs_if_its_metric_is_named(
     assert main(command) == 2
     assert "name its metric with --metric, one of exact_match,strict-match" in capsys.readouterr().err
     flags = ["--metric", "exact_match,flexible-extract", "--max-new-tokens", "8", "--num-fewshot", "2"]
-    assert main([*command, *flags, "baseline"]) in TIMING_MAY_BE_ODD
+    run(experiment, 2, "--data-dir", str(data), *flags, "baseline", task="gsm8k_cot")
     found = summary_of(experiment, "baseline", "gsm8k_cot_limit_2")
     assert found["accuracy_metric"] == "exact_match,flexible-extract"
     assert found["eval_params"]["num_fewshot"] == 2

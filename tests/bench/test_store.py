@@ -18,7 +18,7 @@ from stepsaver.bench.store import SAMPLES, SCORES, TRACE, CellFiles, open_cell_f
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.evaluate import DocumentScore
 from stepsaver.evaluation.records import RequestKey, RequestRecord
-from tests.bench.made_up import identity, summary, timing
+from tests.bench.made_up import PROVENANCE, identity, summary, timing
 
 
 def record(document: int) -> RequestRecord:
@@ -34,7 +34,7 @@ def record(document: int) -> RequestRecord:
 
 
 def filled(folder: Path, chunks: int = 3) -> Path:
-    cell = open_cell_files(folder, identity(), "run")
+    cell = open_cell_files(folder, identity(), "run", provenance=PROVENANCE)
     for chunk in range(chunks):
         cell.append_chunk(chunk, [record(2 * chunk), record(2 * chunk + 1)], timing(chunk))
     return folder
@@ -59,7 +59,7 @@ def test_a_file_cut_anywhere_keeps_its_whole_chunks(
     length = data.draw(st.integers(0, len(content)))
     path.write_bytes(content[:length])
     marker = b"chunk_end" if path.name == SAMPLES else b"chunk"
-    cell = open_cell_files(folder, identity(), "run")
+    cell = open_cell_files(folder, identity(), "run", provenance=PROVENANCE)
     done = sorted(cell.records)
     assert done == list(range(content[: content[:length].rfind(b"\n") + 1].count(marker)))
     assert len(cell.own_timings) == len(done)
@@ -74,14 +74,14 @@ def test_a_damaged_line_takes_its_chunk_with_it_and_is_kept_for_looking_at(tmp_p
     lines = (folder / SAMPLES).read_bytes().splitlines(keepends=True)
     lines[5] = b"\x00\xff" + lines[5][2:]
     (folder / SAMPLES).write_bytes(b"".join(lines))
-    cell = open_cell_files(folder, identity(), "run")
+    cell = open_cell_files(folder, identity(), "run", provenance=PROVENANCE)
     assert sorted(cell.records) == [0, 2]
     assert [path.read_bytes() for path in cell.damaged] == [b"".join(lines)]
     assert "chunk 1 is run again" in cell.notes[0]
     cell.append_chunk(1, [record(2), record(3)], timing(1, session="t"))
     again = read_cell_files(folder, "run")
     assert (sorted(again.records), again.faults) == ([0, 1, 2], [])
-    assert not open_cell_files(folder, identity(), "run").damaged
+    assert not open_cell_files(folder, identity(), "run", provenance=PROVENANCE).damaged
 
 
 def test_samples_without_their_trace_are_not_trusted(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_samples_without_their_trace_are_not_trusted(tmp_path: Path) -> None:
     lines = (folder / TRACE).read_bytes().splitlines(keepends=True)
     (folder / TRACE).write_bytes(b"".join([*lines[:2], b"{}\n", lines[3]]))
     assert sorted(read_cell_files(folder, "run").records) == [0]
-    cell = open_cell_files(folder, identity(), "run")
+    cell = open_cell_files(folder, identity(), "run", provenance=PROVENANCE)
     assert [path.name.split(".damaged")[0] for path in cell.damaged] == [TRACE, SAMPLES]
 
 
@@ -119,7 +119,7 @@ def test_however_lines_are_altered_none_that_is_false_is_used(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = filled(tmp_path_factory.mktemp("altered") / "cell")
-    before = open_cell_files(folder, identity(), "run")
+    before = open_cell_files(folder, identity(), "run", provenance=PROVENANCE)
     before.write_scores([DocumentScore("t", document, 1.0) for document in range(6)])
     before.write_summary(summary(run_id="run"))
     assert not read_cell_files(folder, "run").faults
@@ -129,7 +129,7 @@ def test_however_lines_are_altered_none_that_is_false_is_used(
     path.write_bytes(b"".join(altered))
     if altered != lines:
         assert read_cell_files(folder, "run").faults
-    cell = open_cell_files(folder, identity(), "run")
+    cell = open_cell_files(folder, identity(), "run", provenance=PROVENANCE)
     assert {chunk: before.records[chunk] for chunk in cell.records} == cell.records
     assert all(each in before.timings for each in cell.timings)
     for chunk in {0, 1, 2} - cell.records.keys():
@@ -139,7 +139,7 @@ def test_however_lines_are_altered_none_that_is_false_is_used(
 
 
 def test_a_chunk_stored_twice_is_not_hidden(tmp_path: Path) -> None:
-    cell = open_cell_files(tmp_path / "cell", identity(), "run")
+    cell = open_cell_files(tmp_path / "cell", identity(), "run", provenance=PROVENANCE)
     for _ in range(2):
         cell.append_chunk(0, [record(0)], timing(0))
     assert len(read_cell_files(tmp_path / "cell", "run").all_records) == 2
@@ -147,18 +147,18 @@ def test_a_chunk_stored_twice_is_not_hidden(tmp_path: Path) -> None:
 
 def test_another_run_and_force_set_results_aside(tmp_path: Path) -> None:
     folder = filled(tmp_path / "cell")
-    other = open_cell_files(folder, identity(layers=2), "other")
+    other = open_cell_files(folder, identity(layers=2), "other", provenance=PROVENANCE)
     assert not other.records
     before = tmp_path / "previous" / "cell-run"
     assert sorted(read_cell_files(before, "run").records) == [0, 1, 2]
     why = "was of another run (differs in layers)"
     assert other.notes == [f"{folder} {why}: what was stored is set aside as {before}"]
-    forced = open_cell_files(folder, identity(layers=2), "other", force=True)
+    forced = open_cell_files(folder, identity(layers=2), "other", provenance=PROVENANCE, force=True)
     assert not forced.records
     before = tmp_path / "previous" / "cell-other"
     assert before.is_dir()
     assert forced.notes == [f"{folder} is run again: what was stored is set aside as {before}"]
-    assert open_cell_files(folder, identity(layers=2), "other").notes == []
+    assert open_cell_files(folder, identity(layers=2), "other", provenance=PROVENANCE).notes == []
     assert json.loads((folder / "run.json").read_text())["run_id"] == "other"
 
 
@@ -172,7 +172,7 @@ def test_a_second_runner_is_told(tmp_path: Path) -> None:
 def test_a_full_disk_loses_nothing_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = filled(tmp_path / "cell", chunks=1)
     before = (folder / SAMPLES).read_bytes()
-    cell = open_cell_files(folder, identity(), "run")
+    cell = open_cell_files(folder, identity(), "run", provenance=PROVENANCE)
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -198,7 +198,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("size", [10, 300, 3000, 5000, 9000])
 def test_a_write_that_does_not_fit_leaves_no_torn_tail(small_disk: Path, size: int) -> None:
     """Whether it is smaller or larger than a buffer: what is in a buffer must not follow when the file is closed."""
-    cell = open_cell_files(small_disk / "cell", identity(), "run")
+    cell = open_cell_files(small_disk / "cell", identity(), "run", provenance=PROVENANCE)
     cell.append_chunk(0, [record(0)], timing(0))
     for room in (0, 1, 2, 3):  # pages that are left
         (small_disk / "filler").unlink(missing_ok=True)
@@ -215,7 +215,7 @@ def test_a_write_that_does_not_fit_leaves_no_torn_tail(small_disk: Path, size: i
 def append_until_full(cell: CellFiles, first: int, size: int) -> None:
     for chunk in range(first, first + 60):
         one = dataclasses.replace(record(chunk), text="x" * size)
-        cell.append_chunk(chunk, [one], timing(chunk, more="y" * size))
+        cell.append_chunk(chunk, [one], timing(chunk, gpu="y" * size))
 
 
 def fill(path: Path, pages_left: int) -> None:

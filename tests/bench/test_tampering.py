@@ -1,18 +1,21 @@
 """Altered results: whatever is done to a stored line or file, the audit says so and the next run does not use it."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from stepsaver.bench.audit import all_checks
+from stepsaver.bench import audit as audit_module
+from stepsaver.bench.audit import CHECKS
 from stepsaver.cli import main
 from tests.bench.conftest import PAIR as CONFIGS
 from tests.bench.conftest import PAIR_LIMIT as LIMIT
-from tests.bench.tampering import edit_raw_lines, to_former_format
-from tests.bench.test_run import PLANTED, TIMING_MAY_BE_ODD
+from tests.bench.running import run
+from tests.bench.tampering import edit_raw_lines
+from tests.bench.test_run import PLANTED
 
 
 @pytest.fixture
@@ -131,12 +134,8 @@ def first_line_of_another_run(folder: Path) -> None:
 
 
 def checksums_removed(folder: Path) -> None:
-    former = cell(folder) / "former"
-    shutil.copytree(cell(folder), former)
-    to_former_format(former)
-    for name in ("samples.jsonl", "trace.jsonl"):
-        shutil.move(former / name, cell(folder) / name)
-    shutil.rmtree(former)
+    for path in (samples(folder), cell(folder) / "trace.jsonl"):
+        path.write_bytes(re.sub(rb', "sum": "[0-9a-f]{16}"', b"", path.read_bytes()).split(b"\n", 1)[1])
 
 
 def identity_missing(folder: Path) -> None:
@@ -181,7 +180,7 @@ def test_what_was_altered_is_found_said_and_run_again(
     assert code == 1
     assert len(messages) == 1
     assert messages[0].startswith("trimmed")
-    assert main(["run", str(experiment), "--limit", str(LIMIT)]) in TIMING_MAY_BE_ODD
+    run(experiment, LIMIT)
     assert ("was missing" if alter is identity_missing else "set aside") in capsys.readouterr().err
     assert found_by_audit(experiment, capsys)[1] == []
     for config in CONFIGS:
@@ -199,7 +198,7 @@ def test_a_run_never_adopts_samples_of_another_one(experiment: Path, capsys: pyt
     policy = 'decoding: {sub_block_size: 4, policy: "threshold:threshold=0.2"}'
     path.write_text(path.read_text().replace("decoding: {sub_block_size: 4}", policy))
     older = [samples(experiment, config).read_bytes() for config in CONFIGS]
-    assert main(["run", str(experiment), "--limit", str(LIMIT)]) in TIMING_MAY_BE_ODD
+    run(experiment, LIMIT)
     assert capsys.readouterr().err.count("nothing of it is used") == 2 * len(CONFIGS)
     for config, content in zip(CONFIGS, older, strict=True):
         assert [each.read_bytes() for each in cell(experiment, config).glob("samples.jsonl.other-run-*")] == [content]
@@ -208,32 +207,10 @@ def test_a_run_never_adopts_samples_of_another_one(experiment: Path, capsys: pyt
         assert summary["identity"]["policy"] == "threshold:threshold=0.2,at_most=none"
 
 
-def test_results_of_the_former_format_can_be_looked_at_and_are_not_gone_on_with(
-    experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for config in CONFIGS:
-        to_former_format(cell(experiment, config))
-    code, messages = found_by_audit(experiment, capsys)
-    assert (code, len(messages)) == (1, len(CONFIGS))
-    assert all("former format" in each for each in messages)
-    assert main(["report", str(experiment), "--limit", str(LIMIT)]) == 0
-    assert "| trimmed |" in (experiment / "results.md").read_text()
-    capsys.readouterr()
-    assert main(["run", str(experiment), "--limit", str(LIMIT), "--dry-run", "--json"]) == 0
-    planned = json.loads(capsys.readouterr().out)[0]["cells"]
-    assert [(each["samples"], each["remark"].split(";")[0]) for each in planned] == [
-        (LIMIT, "what is stored is of the former format")
-    ] * len(CONFIGS)
-    assert main(["run", str(experiment), "--limit", str(LIMIT)]) in TIMING_MAY_BE_ODD
-    assert capsys.readouterr().err.count("was of the former format") == len(CONFIGS)
-    assert main(["report", str(experiment), "--limit", str(LIMIT), "--compare", "previous"]) == 0
-
-
 def test_every_check_has_a_fault_that_it_finds() -> None:
     remarks_only = {"equal", "texts", "shards", "prediction"}  # planted in test_what_is_odd_is_said
     refused_before = {"layers"}  # the experiment's file is refused as a whole
     planted = {check for _, check in PLANTED} | {"integrity"}
-    assert planted | remarks_only | refused_before == all_checks().keys()
-    orders = [check.ORDER for check in all_checks().values()]
-    assert orders == sorted(set(orders))
-    assert all(check.__doc__ for check in all_checks().values())
+    assert planted | remarks_only | refused_before == CHECKS.keys()
+    table = re.findall(r"^\| (\w+) \| ", audit_module.__doc__ or "", re.MULTILINE)
+    assert table == ["check", *CHECKS], "the module says what each of them finds"

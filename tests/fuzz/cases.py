@@ -31,7 +31,6 @@ CALLS: dict[str, list[list[str]]] = {
     "verdict": [["verdict", "tiny", "--limit", "2"]],
     "audit": [["audit", "tiny", "--limit", "2"]],
     "report": [["report", "tiny", "--limit", "2"], ["report"]],
-    "discard": [["discard", "tiny", "--limit", "2", "--why", "so"]],
     "new": [["new", "x"]],
 }
 NAMES = sorted(each.name for each in iter_modules(commands.__path__) if not each.name.startswith("_"))

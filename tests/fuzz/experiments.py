@@ -97,6 +97,6 @@ def stored_cases(draw: st.DrawFn, workspace: Path) -> Case:
         ["status"], ["audit", "tiny", "--limit", "2"], ["verdict", "tiny", "--limit", "2", "--json"],
         ["report", "tiny", "--limit", "2"], ["report"], [*RUN, "--dry-run"], RUN,
         ["report", "tiny", "--limit", "2", "--save-artifacts", "--csv", "x.csv"],
-        ["discard", "tiny", "--limit", "2", "--why", "so"],
+        [*RUN, "--force", "--why", "so"],
     ]  # fmt: skip
     return Case(list(draw(st.sampled_from(commands))), {str(path): new})

@@ -37,16 +37,6 @@ def test_a_scored_task_has_none_however_many_steps_it_took() -> None:
     assert parallelism_of(summary(tokens_before_stop=0)) is None
 
 
-@pytest.mark.parametrize(("task", "is_generated"), [("mini_gsm8k", True), ("mini_mmlu", False), ("made_up", False)])
-def test_the_declaration_says_what_an_early_summary_is_of(task: str, is_generated: bool) -> None:
-    """One from before tokens without the stop were counted."""
-    content = summary(task=task).as_json()
-    del content["tokens_before_stop"]
-    found = parallelism_of(Summary.model_validate(content))
-    assert (found is not None) == is_generated
-    assert found is None or found.tokens_per_step == pytest.approx(10_000 / 50)
-
-
 @pytest.mark.parametrize("path", ["generation", "scoring"])
 def test_pages_have_the_table_for_generated_texts_only(tmp_path: Path, path: str) -> None:
     task = made_up_task(made_up_experiment(tmp_path))

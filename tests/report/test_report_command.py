@@ -249,10 +249,9 @@ def test_traced_samples_are_played_from_the_browser(experiment: Path, chromium: 
 def test_the_page_over_all_experiments(experiment: Path, chromium: Any, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(experiment, experiment.parent / "01_other")
     shutil.copytree(experiment, experiment.parent / "02_later", ignore=shutil.ignore_patterns("results"))
-    assert (
-        main(["discard", "01_other", "--limit", str(LIMIT), "--task", "mini_mmlu", "output", "--why", "too <b>slow"])
-        == 0
-    )
+    entry = {"when": "20260120T000000Z", "task": f"mini_mmlu_limit_{LIMIT}", "config": "output", "why": "too <b>slow"}
+    (experiment.parent / "01_other" / "discarded.jsonl").write_text(json.dumps(entry) + "\n")
+    shutil.rmtree(experiment.parent / "01_other" / "results" / f"mini_mmlu_limit_{LIMIT}" / "output")
     capsys.readouterr()
     assert main(["report"]) == 0
     page = experiment.parent / "report.html"

@@ -9,14 +9,14 @@ from stepsaver.bench.store import open_cell_files
 from stepsaver.commands.tune import outcome_lines
 from stepsaver.evaluation.records import InferencePath, RequestKey, RequestRecord
 from stepsaver.report.tuning_page import confirmed_parallelism, parallelism_line, tuning_page
-from tests.bench.made_up import identity, kinds, timing
+from tests.bench.made_up import PROVENANCE, identity, kinds, timing
 
 KINDS = kinds(prefill=5, full=6, commit=2)
 
 
 def stored(folder: Path, chunks: int, *, steps: int, path: InferencePath = "generation") -> None:
     """Stores chunks of one text each, with 24 tokens and a stop token."""
-    cell = open_cell_files(folder, identity(), "run")
+    cell = open_cell_files(folder, identity(), "run", provenance=PROVENANCE)
     by_kind = KINDS | kinds(full=steps)
     for chunk in range(chunks):
         key = RequestKey("t", chunk, 0, 0)

@@ -133,7 +133,7 @@ def compare(
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own
     with named_parts():
         from stepsaver.bench.experiment_file import read_experiment
-        from stepsaver.bench.run import RunRequest, make_shards, prepare
+        from stepsaver.bench.run import RunRequest, make_shards, refuse_beside_others
 
         if limit is not None and limit < 1:
             raise UsageError(f"limit {limit} is not positive")
@@ -147,7 +147,7 @@ def compare(
         experiment = read_experiment(written, layers=model.opened.config.layers)
         request = RunRequest(tasks=(task,), configs=experiment.configs, model=experiment.spec.model, limit=limit)
         (shard,) = make_shards(experiment, request, 1, share_machine=True)
-        prepare(shard.results)
+        refuse_beside_others(shard.results)
         shard.run(progress or (lambda config, done, total: None), loaded=model.network)
         found = _read(experiment, task, limit, with_documents=False)
         return Comparison(experiment, found, task, limit, kept)

@@ -4,13 +4,16 @@ So every config sees the same samples on the same machine in the same minutes. I
 baseline has, the baseline is timed again on them.
 """
 
+import json
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepsaver.bench.documents import Identity, Provenance, Timing
-from stepsaver.bench.experiment import ConfigSpec
+from stepsaver.bench.experiment import ConfigSpec, Experiment
+from stepsaver.bench.folders import DISCARDED
 from stepsaver.bench.identity import environment, git_state, machine_facts, run_id
 from stepsaver.bench.session import Chunk, ConfigRunner, TaskRun
 from stepsaver.bench.store import CellFiles, open_cell_files
@@ -18,21 +21,19 @@ from stepsaver.bench.timings import Slow, slow_chunks
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord
 
+Progress = Callable[[str, int, int], None]  # config, chunks done, chunks in all
+
 
 @dataclass
 class CellRun:
-    """A cell that is being run: what is stored of it, and where this process writes. A shard writes elsewhere."""
+    """A cell that is being run."""
 
     runner: ConfigRunner
     identity: Identity
     stored: CellFiles
-    written: CellFiles
 
     def has(self, chunk: Chunk) -> bool:
-        return chunk.number in self.stored.records or chunk.number in self.written.records
-
-
-Progress = Callable[[str, int, int], None]  # config, chunks done, chunks in all
+        return chunk.number in self.stored.records
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Opening:
 
     label: str
     force: frozenset[str] = frozenset()
+    why: str = ""  # the results of those are set aside, for the record
+    part: str = ""  # of this process, if others run their share of the chunks
 
 
 def open_cells(task_run: TaskRun, configs: Sequence[ConfigSpec], results: Path, opening: Opening) -> dict[str, CellRun]:
@@ -54,18 +57,26 @@ def open_cells(task_run: TaskRun, configs: Sequence[ConfigSpec], results: Path, 
     )
     for config in configs:
         identity = task_run.identity(config)
-        folder = results / task_run.folder_name / config.name
         stored = open_cell_files(
-            folder,
+            results / task_run.folder_name / config.name,
             identity,
             run_id(identity),
+            provenance=provenance,
             force=config.name in opening.force,
             label=opening.label,
-            provenance=provenance,
+            part=opening.part,
         )
-        runner = ConfigRunner(task_run.session, task_run.experiment, config, task_run.task.path)
-        cells[config.name] = CellRun(runner, identity, stored, stored)
+        if stored.set_aside and opening.why:
+            _record(task_run.experiment, task_run.folder_name, config.name, opening.why, stored.set_aside)
+        cells[config.name] = CellRun(task_run.runner(config), identity, stored)
     return cells
+
+
+def _record(experiment: Experiment, task: str, config: str, why: str, moved_to: Path) -> None:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    entry = {"when": stamp, "task": task, "config": config, "why": why, "moved_to": str(moved_to)}
+    with (experiment.folder / DISCARDED).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(entry) + "\n")
 
 
 def run_missing(
@@ -89,27 +100,21 @@ def run_missing(
 def _run_chunk(cell: CellRun, chunk: Chunk, *, is_stored: bool) -> None:
     records, timing = cell.runner.run_chunk(chunk.requests, chunk=chunk.number, samples=len(chunk.samples))
     if not is_stored:
-        cell.written.append_chunk(chunk.number, records, timing)
+        cell.stored.append_chunk(chunk.number, records, timing)
         return
     require_stored_answers(cell, chunk.number, records)
-    cell.written.append_timing(timing)
+    cell.stored.append_timing(timing)
 
 
 def require_stored_answers(cell: CellRun, chunk: int, records: Sequence[RequestRecord]) -> None:
     """Raises if a chunk that was timed again did not give what it gave before."""
-    stored = cell.stored.records.get(chunk) or cell.written.records[chunk]
-    difference = first_difference(records, stored)
+    theirs = {record.key: record.ids for record in cell.stored.records[chunk]}
+    difference = next((each.key for each in records if each.ids != theirs.get(each.key)), None)
     if difference:
         raise UsageError(
             f"{cell.runner.config.name} gave another answer to {difference} than is stored of the same run: "
-            f"the machine or a library is not what it was; set the results aside with `stepsaver discard`"
+            f"the machine or a library is not what it was; `stepsaver run --force --why TEXT` sets the results aside"
         )
-
-
-def first_difference(records: Sequence[RequestRecord], others: Sequence[RequestRecord]) -> str | None:
-    """Returns the first request that two runs of a chunk answered differently, if there is one."""
-    theirs = {record.key: record.ids for record in others}
-    return next((str(each.key) for each in records if each.ids != theirs.get(each.key)), None)
 
 
 def check_coverage(chunks: Sequence[Chunk], files: CellFiles) -> None:
@@ -128,9 +133,11 @@ def check_coverage(chunks: Sequence[Chunk], files: CellFiles) -> None:
 def repeat_disturbed(
     task_run: TaskRun, cells: Mapping[str, CellRun], progress: Progress, *, baseline_of: Mapping[str, str]
 ) -> None:
-    """Times again the chunks in which a config was disturbed, beside its baseline.
+    """Times again the chunks in which a config was disturbed, beside its baseline; if the baseline was, all configs
+    that are compared with it.
 
-    If the baseline was disturbed, all configs that are compared with it are timed again.
+    The answers have to be the same, and both timings stay on record. The later one counts whatever it says; otherwise
+    repeating would be choosing. Its line in `trace.jsonl` names the session of the timing that it replaces.
     """
     turns: dict[tuple[str, int], list[str]] = {}
     for each in disturbed_chunks(cells):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 SUM = "sum"
-FORMAT = 2  # the former one had neither checksums nor a first line
+FORMAT = 3
 ENDING = re.compile(rb', "sum": "([0-9a-f]{16})"\}\Z')
 
 
@@ -96,11 +96,6 @@ def seal_document(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON document with its checksum added."""
     plain = json.loads(json.dumps(content, default=str))
     return {**plain, SUM: _document_sum(plain)}
-
-
-def is_unsealed(content: Mapping[str, Any]) -> bool:
-    """Whether a document is of the former format."""
-    return SUM not in content
 
 
 def document_holds(content: Mapping[str, Any]) -> bool:

@@ -1,32 +1,31 @@
-"""Typed documents: what a run stores is written and read by the same classes."""
+"""What a run stores, as types: `run.json`, the lines of `trace.jsonl` and `scores.jsonl`, and `summary.json`."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from stepsaver.bench.statistics import Interval
-from stepsaver.engine.defaults import DECODE
 from stepsaver.engine.prediction import Predicts
 
 Number = int | float
+KIND_FIGURES = ("steps", "row_layers", "row_layers_reused", "flops")
 
 
 class Stored(BaseModel):
-    """A stored document, or a part of one. Other versions wrote more or less: unknown fields are kept as they are."""
+    """A stored document, or a part of one: exactly these fields, of exactly these types."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
     def read(cls, content: object) -> Self | None:
-        """Returns None if the content does not have the types that it should have: then it is something else."""
+        """Returns None if the content is something else."""
         try:
             return cls.model_validate(content)
         except ValidationError:
             return None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what was read, or all that it was made with: no default is added that a version did not write."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -36,7 +35,15 @@ def _interval(value: object) -> Interval:
     return Interval(*map(float, value))
 
 
+def _complete(figures: dict[str, Number]) -> dict[str, Number]:
+    missing = [name for name in KIND_FIGURES if name not in figures]
+    if missing:
+        raise ValueError(f"a kind of step lacks {', '.join(missing)}")
+    return figures
+
+
 StoredInterval = Annotated[Interval, PlainValidator(_interval), PlainSerializer(list)]  # value, low, high
+Kinds = dict[str, Annotated[dict[str, Number], AfterValidator(_complete)]]  # by kind of step, what it cost
 
 
 class DecodingIdentity(Stored):
@@ -44,40 +51,40 @@ class DecodingIdentity(Stored):
     sub_block_size: int
     mask_id: int
     stop_ids: Sequence[int]
-    bos_id: int | None = None
+    bos_id: int | None
     prefix_cache: bool
     block_cache: bool
-    predicts: Predicts = "next"  # runs from before there were others do not say
-    join: str = "off"
+    predicts: Predicts
+    join: str
 
 
 class Identity(Stored):
-    """Everything that changes a run's numbers. Fields with a default were not written by every version."""
+    """Everything that changes a run's numbers."""
 
-    plugins: dict[str, str] | None = None  # hashes of rules and policies that are not ours, where there are any
-    model: str | None = None  # hash
+    plugins: dict[str, str]  # hashes of rules and policies that are not ours
+    model: str  # hash
     layers: int
-    source: str | None = None  # hash
-    libraries: dict[str, str] | None = None
-    kernels: bool | None = None  # whether they were used
-    weights: str | None = None
-    decode: str = DECODE
+    source: str  # hash
+    libraries: dict[str, str]
+    kernels: bool  # whether they were used
+    weights: str
+    decode: str
     rules: list[str]
-    policy: str | None = None  # of block diffusion
+    policy: str | None  # of block diffusion
     decoding: DecodingIdentity
     task: str
-    metric: str | None = None
-    num_fewshot: int | dict[str, int] | None = None
-    data: str | None = None  # hash
-    limit: int | None = None
-    seed: int | None = None
-    estimator: str | None = None
-    max_new_tokens: int | None = None  # where a task sets no limit
-    token_limit: int | None = None  # instead of every task's own
+    metric: str | None
+    num_fewshot: int | dict[str, int] | None
+    data: str  # hash
+    limit: int | None
+    seed: int
+    estimator: str
+    max_new_tokens: int  # where a task sets no limit
+    token_limit: int | None  # instead of every task's own
     dtype: str
-    device: str | None = None
-    batch_size: int | None = None
-    chunk_samples: int | None = None
+    device: str
+    batch_size: int
+    chunk_samples: int
 
     @property
     def decoder(self) -> str:
@@ -88,35 +95,23 @@ class Identity(Stored):
 class Provenance(Stored):
     """Where a run began. Not part of its identity."""
 
-    git: dict[str, Any] | None = None
-    environment: dict[str, Any] | None = None
-    machine: dict[str, Any] | None = None
-    given: dict[str, Any] | None = None  # what the command line changed in the experiment's file
+    git: dict[str, Any]
+    environment: dict[str, Any]
+    machine: dict[str, Any]
+    given: dict[str, Any]  # what the command line changed in the experiment's file
 
 
 class RunDocument(Stored):
     run_id: str
-    opened_by: str | None = None  # the label of the run whose first process opened it
-    provenance: Provenance | None = None
+    opened_by: str  # the label of the run whose first process opened it
+    provenance: Provenance
     identity: Identity
-    sum: str | None = None  # None: in the former format
-
-
-StepCounts = list[list[Any]]  # per group of equal steps: how many, the sum of their contexts, then their fields
-KIND_FIGURES = ("steps", "row_layers", "row_layers_reused", "flops")
-
-
-def _complete(figures: dict[str, Number]) -> dict[str, Number]:
-    missing = [name for name in KIND_FIGURES if name not in figures]
-    if missing:
-        raise ValueError(f"a kind of step lacks {', '.join(missing)}")
-    return figures
-
-
-Kinds = dict[str, Annotated[dict[str, Number], AfterValidator(_complete)]]  # by kind of step, what it cost
+    sum: str | None = None
 
 
 class Timing(Stored):
+    """A line of `trace.jsonl`: what running one chunk once took."""
+
     chunk: int
     session: str
     comparable: bool  # nothing else ran on the machine, as far as the run knows
@@ -125,8 +120,8 @@ class Timing(Stored):
     requests: int
     tokens: int
     seconds: float
-    predicted_seconds: float | None = None  # by the machine's row costs, if they were measured
-    prefill_seconds: float = 0.0
+    predicted_seconds: float | None  # by what forwards were measured to cost; None: not measured
+    prefill_seconds: float
     warm_up_seconds: float
     forwards: Number
     denoising_steps: Number
@@ -134,19 +129,26 @@ class Timing(Stored):
     row_layers: Number
     row_layers_reused: Number
     by_kind: Kinds
-    steps: StepCounts
-    sample_forwards: int | None = None  # summed over samples; None: an older version did not count them
-    planning_seconds: float | None = None
+    sample_forwards: int  # summed over samples
+    planning_seconds: float
     peak_memory_bytes: int
     loading_seconds: float
     gpu: str | None
-    other_cores: float | None = None  # that other processes kept busy meanwhile; None if the system does not say
-    threads: int | None = None
+    other_cores: float | None  # that other processes kept busy meanwhile; None if the system does not say
+    threads: int
     instead_of: str | None = None  # the session whose timing of this chunk it replaces
 
     @property
     def key(self) -> tuple[int, str]:
         return self.chunk, self.session
+
+
+class StoredScore(Stored):
+    """A line of `scores.jsonl`: how right the answer to a document is, by the metric that counts."""
+
+    task: str
+    document: int
+    value: float
 
 
 class Paired(Stored):
@@ -170,18 +172,18 @@ class SpeedUp(Stored):
 
 class Throughput(Stored):
     tokens: Number
-    requests: Number = 0
+    requests: Number
     decode_seconds: float
     tokens_per_s: float | None
-    requests_per_s: float | None = None
-    loading_seconds: float = 0.0
-    warm_up_seconds: float = 0.0
+    requests_per_s: float | None
+    loading_seconds: float
+    warm_up_seconds: float
 
 
 class CostTotals(Stored):
     forwards: Number
-    denoising_steps: Number = 0
-    flops: Number = 0
+    denoising_steps: Number
+    flops: Number
     row_layers: Number
     row_layers_reused: Number
     by_kind: Kinds
@@ -202,19 +204,10 @@ class OtherCores(Stored):
     largest: float
 
 
-class RunParameters(Stored):
-    """The settings that a run really had, besides its model."""
-
-    decode: str = DECODE
-    rules: list[str]
-    policy: str | None = None  # of block diffusion
-    batch_size: int
-
-
 class ModelParameters(Stored):
-    model: str | None = None
-    revision: str | None = None
-    dtype: str | None = None
+    model: str
+    revision: str | None
+    dtype: str
 
 
 class Inert(Stored):
@@ -239,48 +232,54 @@ class BatchInvariance(Stored):
     different: int
 
 
-class Summary(Provenance):
+class Summary(Stored):
+    """`summary.json`: the figures of a complete cell."""
+
     task: str
     config: str
     timestamp: str
     accuracy: float
     accuracy_metric: str
     accuracy_interval: Annotated[list[float], Field(min_length=2, max_length=2)]
-    beside: dict[str, float] = Field(default_factory=dict)
-    groups: dict[str, float] = Field(default_factory=dict)
+    beside: dict[str, float]
+    groups: dict[str, float]
     samples: int
-    baseline: str | None = None  # None: from an earlier version, whose experiments had a single one
+    baseline: str
     is_baseline: bool
-    unlike_baseline: list[str] | None = None  # the parts of its identity in which it differs from the baseline
-    different_answers: int | None = None  # requests that the baseline answered otherwise
+    is_control: bool  # it does the baseline's work and nothing else, as with k = 1: what its timings say is noise
+    unlike_baseline: list[str]  # the parts of its identity in which it differs from the baseline
+    different_answers: int  # requests that the baseline answered otherwise
     paired: Paired
     speed_up: SpeedUp
     speed_up_chunks: int
-    rate: StoredInterval | None = None  # tokens/s of the chunks that count for the speed-up
-    timed_again: list[TimedAgain] = Field(default_factory=list)
+    rate: StoredInterval | None  # tokens/s of the chunks that count for the speed-up
+    timed_again: list[TimedAgain]
     chunks: int
     chunks_not_comparable: int
-    sessions: int = 0
+    sessions: int
     confirmation_p: float
-    predicted_speed_up: float | None  # by operations
-    predicted_here: float | None = None  # by the machine's row costs
-    ceiling: float | None = None
+    predicted: float | None  # the speed-up in tokens/s
+    predicted_by: Literal["curve", "operations"]  # what forwards were measured to cost, or operations executed
     throughput: Throughput
-    tokens_before_stop: int | None = None  # None: nothing was generated, or an older version did not count
+    tokens_before_stop: int | None  # None: nothing was generated
     cost: CostTotals
-    steps: list[Annotated[list[int | str | None], Field(min_length=3)]] | None = None  # as in a timing, merged
-    sample_forwards: int | None = None
-    planning_seconds: float | None = None
-    peak_memory_bytes: int = 0
-    gpu_info: str | None = None
-    model_args: ModelParameters = ModelParameters()
-    eval_params: RunParameters
+    sample_forwards: int
+    planning_seconds: float
+    peak_memory_bytes: int
+    gpu_info: str | None
+    git: dict[str, Any]
+    environment: dict[str, Any]
+    machine: dict[str, Any]
+    model_args: ModelParameters
+    eval_params: dict[str, Any]  # the settings that the run really had, besides its model
     run_id: str
     identity: Identity
-    other_cores: OtherCores | None = None
-    disturbed_chunks: list[int] = Field(default_factory=list)
+    other_cores: OtherCores | None
+    disturbed_chunks: list[int]
     inert_rules: list[Inert]
     equal_to: str | None  # the config whose answers it took over
-    spot_check: SpotCheck | None = None
+    spot_check: SpotCheck | None
     batch_invariance: BatchInvariance
     made_of: dict[str, str] = Field(default_factory=dict)  # by file, the checksum of what was its last line
+    rates: list[list[Number]] | None = None  # of an artifact: by chunk, minutes since the first and tokens/s
+    sum: str | None = None

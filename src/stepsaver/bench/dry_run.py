@@ -17,9 +17,8 @@ from stepsaver.bench.experiment import ConfigSpec, Experiment
 from stepsaver.bench.folders import results_folder, stored_limits, task_folder
 from stepsaver.bench.identity import differing_parts, run_id
 from stepsaver.bench.run import RunRequest, load, with_baselines
-from stepsaver.bench.session import Chunk, ConfigRunner, Session, TaskRun, open_session, prepare_task
-from stepsaver.bench.shards import stored_with_shards
-from stepsaver.bench.store import read_run
+from stepsaver.bench.session import Chunk, Session, TaskRun, open_session, prepare_task
+from stepsaver.bench.store import read_cell_files, read_run
 from stepsaver.evaluation.generation import read_parameters
 
 ASSUMED_TOKENS_PER_STEP = 2.8  # at threshold 0.9, of a small trained model
@@ -28,13 +27,13 @@ MULTIPLIED = 1024  # rows and columns
 
 
 @dataclass(frozen=True)
-class Cost:
+class Estimate:
     forwards: float
     flops: float
     seconds: float
 
-    def times(self, factor: float) -> "Cost":
-        return Cost(factor * self.forwards, factor * self.flops, factor * self.seconds)
+    def times(self, factor: float) -> "Estimate":
+        return Estimate(factor * self.forwards, factor * self.flops, factor * self.seconds)
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class CellEstimate:
     samples: int
     timed_again: int  # chunks of the baseline that are stored, and timed again beside other configs
     remark: str  # what happens to what is stored, or why nothing is run
-    cost: Cost
+    cost: Estimate
     basis: str
 
 
@@ -67,9 +66,9 @@ def estimate_run(experiment: Experiment, request: RunRequest) -> list[TaskEstima
     return [_estimate_task(task_run, request, results_folder(experiment, request.model)) for task_run in task_runs]
 
 
-def total_cost(estimates: Sequence[TaskEstimate]) -> Cost:
+def total_cost(estimates: Sequence[TaskEstimate]) -> Estimate:
     costs = [cell.cost for task in estimates for cell in task.cells]
-    return Cost(
+    return Estimate(
         sum(each.forwards for each in costs), sum(each.flops for each in costs), sum(each.seconds for each in costs)
     )
 
@@ -78,10 +77,7 @@ def _estimate_task(task_run: TaskRun, request: RunRequest, results: Path) -> Tas
     experiment, chunks = task_run.experiment, task_run.chunks
     configs = with_baselines(experiment, request.configs)
     forced = {config.name for config in request.configs} if request.force else set[str]()
-    runners = {
-        config.name: ConfigRunner(task_run.session, experiment, config, task_run.task.path) for config in configs
-    }
-    equal = find_equal(task_run, runners)
+    equal = find_equal(task_run, configs)
     found = {config.name: _missing(task_run, config, results, is_forced=config.name in forced) for config in configs}
     timed_beside: dict[str, set[int]] = defaultdict(set)  # by baseline, the chunks that its configs lack
     for name, (missing, _) in found.items():
@@ -115,18 +111,18 @@ def _missing(task_run: TaskRun, config: ConfigSpec, results: Path, *, is_forced:
     if stored.run_id != run_id(identity):
         other = ", ".join(differing_parts(stored.identity, identity))
         return numbers, f"what is stored is of a run with another {other}; it is set aside"
-    if stored.sum is None:
-        return numbers, "what is stored is of the former format; it is set aside"
-    return numbers.difference(*(cell.records for cell in stored_with_shards(folder))), ""
+    return numbers - read_cell_files(folder, stored.run_id).records.keys(), ""
 
 
-def _cost_per_sample(task_run: TaskRun, config: ConfigSpec, results: Path) -> tuple[Cost, str]:
+def _cost_per_sample(task_run: TaskRun, config: ConfigSpec, results: Path) -> tuple[Estimate, str]:
     """Returns the cost and its basis: timings of the config, else of its baseline, else the lengths of requests."""
     for name in (config.name, task_run.experiment.baseline_of(config.name)):
         timings = _stored_timings(task_run, results, name)
         if timings:
             samples = sum(each.samples for each in timings)
-            totals = Cost(*(sum(getattr(each, name) for each in timings) for name in ("forwards", "flops", "seconds")))
+            totals = Estimate(
+                *(sum(getattr(each, name) for each in timings) for name in ("forwards", "flops", "seconds"))
+            )
             return totals.times(1 / samples), f"stored timings of {name} ({len(timings)} chunks)"
     rate = _multiplication_rate(task_run.session)
     return _by_length(task_run, rate), (
@@ -139,7 +135,8 @@ def _stored_timings(task_run: TaskRun, results: Path, config: str) -> list[Timin
     """Returns the timings of all stored runs of the config on the task, whatever their limit."""
     task = task_run.task.name
     folders = [results / task_folder(task, limit) / config for limit in (None, *stored_limits(results, task))]
-    return [timing for folder in folders for cell in stored_with_shards(folder) for timing in cell.own_timings]
+    stored = [(folder, run.run_id) for folder in folders if (run := read_run(folder))]
+    return [timing for each in stored for timing in read_cell_files(*each).own_timings]
 
 
 @cache
@@ -152,7 +149,7 @@ def _multiplication_rate(session: Session) -> float:
     return 2 * MULTIPLIED**3 / (perf_counter() - started)
 
 
-def _by_length(task_run: TaskRun, flops_per_second: float) -> Cost:
+def _by_length(task_run: TaskRun, flops_per_second: float) -> Estimate:
     """Returns the cost of a sample: two operations per parameter and row, and all rows of a block in every step."""
     session, block = task_run.session, task_run.session.decoding.block_size
     parameters = sum(each.numel() for each in session.model.parameters())
@@ -167,7 +164,7 @@ def _by_length(task_run: TaskRun, flops_per_second: float) -> Cost:
     )
     share = requests_per_sample / len(looked_at)
     flops = share * rows * 2 * parameters
-    return Cost(share * forwards / session.batch_size, flops, flops / flops_per_second)
+    return Estimate(share * forwards / session.batch_size, flops, flops / flops_per_second)
 
 
 def _some_requests(chunks: Sequence[Chunk]) -> list[Any]:
@@ -180,7 +177,7 @@ def _lengths(task_run: TaskRun, requests: Sequence[Any]) -> Iterable[tuple[int, 
     spec, session = task_run.experiment.spec, task_run.session
     baseline = task_run.experiment.config(spec.baseline)
     if task_run.task.path == "scoring":
-        lm = ConfigRunner(session, task_run.experiment, baseline, task_run.task.path).lm
+        lm = task_run.runner(baseline).lm()
         yield from ((each.context, each.continuation) for each in lm.scored_lengths(list(requests)))
         return
     for each in requests:

@@ -10,19 +10,31 @@ from pathlib import Path
 from stepsaver.engine.errors import UsageError
 
 
-def append_synced(path: Path, content: bytes) -> None:
-    """Appends all of it or nothing. Unbuffered: closing the file would write what a buffer still holds."""
+def append_synced(path: Path, content: bytes, *, size: int) -> None:
+    """Appends all of it or nothing to a file of `size` bytes, which is made if that is 0. A file that is gone, or of
+    another size, was removed or written to by something else: nothing is added to it.
+    """
     try:
-        with path.open("ab", buffering=0) as stream:
-            before = stream.tell()
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | (0 if size else os.O_CREAT), 0o666)
+        try:
+            if os.fstat(descriptor).st_size != size:
+                raise _not_ours(path)
             try:
-                write_all(stream.fileno(), content)
-                os.fsync(stream.fileno())
+                write_all(descriptor, content)
+                os.fsync(descriptor)
             except BaseException:  # also a signal: half a chunk is no chunk
-                os.ftruncate(stream.fileno(), before)
+                os.ftruncate(descriptor, size)
                 raise
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise _not_ours(path) from None
     except OSError as error:
         raise cannot_write(path, error) from None
+
+
+def _not_ours(path: Path) -> UsageError:
+    return UsageError(f"{path} was removed or changed while this run wrote to it; run again to go on from what is left")
 
 
 def write_all(descriptor: int, content: bytes) -> None:
@@ -53,12 +65,24 @@ def cannot_write(path: Path, error: OSError) -> UsageError:
 
 
 @contextmanager
-def exclusive(folder: Path, *, with_shards: bool = False) -> Iterator[None]:
-    """One run at a time: a second one stops with a message. The shards of a run hold the lock together."""
+def exclusive(folder: Path, *, part: str = "") -> Iterator[None]:
+    """One run at a time: a second one stops with a message. The processes that share a run, each with its `part`, hold
+    the lock together, and each its own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as stream:
+    with _locked(folder, ".lock", is_shared=bool(part)):
+        if part:
+            with _locked(folder, f".lock-{part}"):
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _locked(folder: Path, name: str, *, is_shared: bool = False) -> Iterator[None]:
+    with (folder / name).open("a+") as stream:
         try:
-            fcntl.flock(stream, (fcntl.LOCK_SH if with_shards else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(stream, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             stream.seek(0)
             owner = stream.read().strip() or "unknown"
@@ -71,7 +95,7 @@ def exclusive(folder: Path, *, with_shards: bool = False) -> Iterator[None]:
 
 @contextmanager
 def merging(folder: Path) -> Iterator[None]:
-    """One process at a time opens or fills what the shards of a run share; the others wait."""
+    """One process at a time opens or sums up what the processes of a run share; the others wait."""
     with (folder / ".merging").open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

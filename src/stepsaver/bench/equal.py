@@ -4,7 +4,7 @@ A rule acts only if a block takes a second step. If no block does, every config 
 verified drafts aside; running all of them would only look like a result.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from lm_eval.api.instance import Instance
 
 from stepsaver.bench.cells import CellRun
 from stepsaver.bench.documents import SpotCheck
-from stepsaver.bench.session import Chunk, ConfigRunner, TaskRun
+from stepsaver.bench.experiment import ConfigSpec
+from stepsaver.bench.session import Chunk, TaskRun
 from stepsaver.engine import registry
 from stepsaver.evaluation.inert import InertRule, ScoredLengths, acting_rules, inert_rules, no_second_step
 
@@ -43,12 +44,12 @@ class EqualConfigs:
         return self.leader_of.get(name, name)
 
 
-def find_equal(task_run: TaskRun, runners: Mapping[str, ConfigRunner]) -> EqualConfigs:
+def find_equal(task_run: TaskRun, configs: Sequence[ConfigSpec]) -> EqualConfigs:
     """Groups the configs of a scoring task by the rules that can act. On generative tasks every config is run."""
     if task_run.task.path != "scoring":
         return EqualConfigs({}, {})
-    any_lm = next(iter(runners.values())).lm
-    lengths: list[ScoredLengths] = any_lm.scored_lengths([each for chunk in task_run.chunks for each in chunk.requests])
+    any_lm, requests = task_run.runner(configs[0]).lm(), [each for chunk in task_run.chunks for each in chunk.requests]
+    lengths: list[ScoredLengths] = any_lm.scored_lengths(requests)
     options = {
         "block_size": task_run.session.decoding.block_size,
         "prediction": task_run.session.decoding.prediction,
@@ -58,8 +59,8 @@ def find_equal(task_run: TaskRun, runners: Mapping[str, ConfigRunner]) -> EqualC
     leader_of: dict[str, str] = {}
     inert: dict[str, tuple[InertRule, ...]] = {}
     leaders: dict[tuple[Any, ...], str] = {}
-    for name, runner in runners.items():
-        engine = runner.engine
+    for config in configs:
+        name, engine = config.name, task_run.runner(config).engine
         inert[name] = inert_rules(engine.decoder.rules, lengths, **options)  # type: ignore[arg-type]
         acting = tuple(map(registry.describe, acting_rules(engine.decoder.rules, inert[name])))
         how = "any" if single_step else engine.decoder.description

@@ -239,6 +239,7 @@ class Experiment:
     configs: tuple[ConfigSpec, ...]
     remarks: tuple[str, ...]  # on what is allowed, but worth knowing
     given: dict[str, Any] = field(default_factory=dict)  # what the command line changed in the file, for the audit
+    text: str | None = None  # of the file when it was read
 
     @property
     def name(self) -> str:

@@ -1,8 +1,6 @@
-"""The names of task folders among the results: the task, and the limit if the run had one."""
+"""Where experiments and their results are, and the names of the folders there."""
 
-import json
 import re
-import time
 from pathlib import Path
 
 from stepsaver.bench.documents import Summary
@@ -20,20 +18,31 @@ def task_folder(task: str, limit: int | None) -> str:
     return task if limit is None else f"{task}{LIMIT}{limit}"
 
 
+def split_task_folder(folder: str) -> tuple[str, int | None]:
+    """Returns the task and the limit that a folder is named after."""
+    task, _, limit = folder.rpartition(LIMIT)
+    return (task, int(limit)) if task and limit.isdigit() else (folder, None)
+
+
 def stored_limits(results: Path, task: str) -> list[int]:
     """Returns the limits that a task was run with, the largest first."""
     names = (re.fullmatch(rf"{re.escape(task)}{LIMIT}(\d+)", path.name) for path in results.glob(f"{task}{LIMIT}*"))
     return sorted((int(name[1]) for name in names if name), reverse=True)
 
 
-DISCARDED = "discarded.jsonl"
+DISCARDED = "discarded.jsonl"  # what was set aside by hand, and why
 
 
 def experiments_folder() -> Path:
-    """Returns `experiments/` in the current folder, else in the checkout that this package runs from."""
-    here = Path.cwd() / "experiments"
-    checkout = Path(__file__).resolve().parents[3] / "experiments"
+    """Returns `experiments/` in the current folder, else in the checkout that this package runs from, to be read."""
+    here, checkout = Path.cwd() / "experiments", Path(__file__).resolve().parents[3] / "experiments"
     return here if here.is_dir() else checkout
+
+
+def folder_of_new(name: str) -> Path:
+    """Returns where a new experiment is written: here, never to the checkout that this package happens to run from."""
+    here = Path("experiments")
+    return here / name if here.is_dir() else Path(name)
 
 
 def experiment_names() -> list[str]:
@@ -48,16 +57,14 @@ def find_experiment(name: str) -> Experiment:
         if name not in experiment_names():
             raise unknown_name("experiment", name, experiment_names() or ["none here"])
         folder = experiments_folder() / name
-    return read_experiment(folder, layers=_layers(folder))
+    return read_experiment(folder, layers=_layers)
 
 
-def _layers(folder: Path) -> int | None:
-    """Returns the number of layers of the experiment's own model, if it is on this machine."""
+def _layers(model: str) -> int | None:
+    """Returns the number of a model's layers, if it is on this machine."""
     try:
-        return read_config(resolve_model(read_experiment(folder).spec.model, downloads=False)).layers
-    except UsageError as error:
-        if FILE in str(error):
-            raise
+        return read_config(resolve_model(model, downloads=False)).layers
+    except UsageError:
         return None
 
 
@@ -75,20 +82,3 @@ def read_summaries(experiment: Experiment, results: Path, cell_folder: str) -> d
     """Returns the summaries of a task by config, in the experiment's order; configs without one are left out."""
     found = {config.name: read_summary(results / cell_folder / config.name / SUMMARY) for config in experiment.configs}
     return {name: summary for name, summary in found.items() if summary is not None}
-
-
-def stored_configs(folder: Path, configs: list[str]) -> list[str]:
-    """Returns those of the configs that have results in a task's folder."""
-    return [name for name in configs if (folder / name).is_dir()]
-
-
-def discard(experiment: Experiment, results: Path, cell_folder: str, configs: list[str], why: str) -> None:
-    """Moves the results of configs to `discarded/` and records why."""
-    for name in configs:
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        target = results / cell_folder / "discarded" / f"{name}-{stamp}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (results / cell_folder / name).rename(target)
-        entry = {"when": stamp, "task": cell_folder, "config": name, "why": why, "moved_to": str(target)}
-        with (experiment.folder / DISCARDED).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")

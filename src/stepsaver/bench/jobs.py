@@ -46,7 +46,7 @@ def record_job(logs: Path, job: str, shards: Sequence[Shard]) -> None:
         "job": job,
         "shards": len(shards),
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "label": first.share.label,
+        "label": first.label,
         "results": str(first.results),
         "tasks": list(first.request.tasks),
         "limit": first.request.limit,

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from stepsaver.bench.documents import Summary
 from stepsaver.bench.statistics import Interval
 from stepsaver.bench.store import read_summary
-from stepsaver.bench.verdict import is_control
 
 MOST_POINTS = 5.0  # the source's bound: what costs more accuracy is no gain
 
@@ -43,20 +42,19 @@ def stored_figures(experiments: Path) -> list[RuleFigure]:
 def _figures_in(folder: Path) -> Iterator[RuleFigure]:
     found = (read_summary(path) for path in sorted(folder.glob("*.json")))
     summaries = {each.config: each for each in found if each is not None}
-    first = next((name for name, each in summaries.items() if each.is_baseline), None)
     for name, summary in summaries.items():
-        baseline = summaries.get(summary.baseline or first or "")
+        baseline = summaries.get(summary.baseline)
         if summary.is_baseline or baseline is None or not _shows_a_rule(summary):
             continue
-        if summary.eval_params.policy != baseline.eval_params.policy:
+        if summary.identity.policy != baseline.identity.policy:
             continue  # what the policy gains must not be credited to a rule
         yield RuleFigure(
             folder.parents[1].name,
             name,
             summary.task,
             summary.samples,
-            summary.eval_params.batch_size,
-            tuple(summary.eval_params.rules),
+            summary.identity.batch_size,
+            tuple(summary.identity.rules),
             summary.speed_up.smaller,
             summary.paired.drop_points,
         )
@@ -64,7 +62,7 @@ def _figures_in(folder: Path) -> Iterator[RuleFigure]:
 
 def _shows_a_rule(summary: Summary) -> bool:
     """Whether its rules acted, and it was timed beside a baseline."""
-    acted = summary.eval_params.rules and not summary.equal_to and not is_control(summary)
+    acted = summary.identity.rules and not summary.equal_to and not summary.is_control
     return bool(acted) and summary.speed_up_chunks > 0
 
 

@@ -1,4 +1,9 @@
-"""Runs an experiment, or one share of it: every task, all chunks that are missing, summaries when all are there."""
+"""Runs an experiment, or one share of it: every task, all chunks that are missing, summaries when all are there.
+
+A run may be divided over several processes: each runs all configs on its share of the chunks and writes to files of its
+own, which are read as one (`store.py`). Who finds every chunk there when its share is done writes the summaries. If a
+process dies for good, the next run goes on from what it left: no chunk is lost or counted twice.
+"""
 
 import sys
 import time
@@ -8,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepsaver.bench.cells import Opening, Progress, open_cells, repeat_disturbed, run_missing
+from stepsaver.bench.cells import CellRun, Opening, Progress, open_cells, repeat_disturbed, run_missing
 from stepsaver.bench.durable import exclusive, merging
 from stepsaver.bench.equal import find_equal
 from stepsaver.bench.experiment import ConfigSpec, Experiment
+from stepsaver.bench.experiment_file import has_changed
 from stepsaver.bench.folders import results_folder
-from stepsaver.bench.session import TaskRun, open_session, prepare_task
-from stepsaver.bench.shards import Share, merge, merge_what_was_left, write_apart
+from stepsaver.bench.session import Chunk, TaskRun, open_session, prepare_task
 from stepsaver.bench.stored_costs import read_row_costs, store_row_costs
 from stepsaver.bench.summarise import summarise
 from stepsaver.engine.models.transformer import Transformer
@@ -31,6 +36,7 @@ class RunRequest:
     model: str
     limit: int | None = None
     force: bool = False
+    why: str = ""  # what is stored is set aside, for the record
     repeat_disturbed: bool = False
     data_dir: Path | None = None
     confirm_run_unsafe_code: bool = False
@@ -38,15 +44,28 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Shard:
-    """One process of a run, ready to be sent to another process or machine."""
+    """One process of a run, ready to be sent to another process or machine: every `count`-th chunk from the `index`-th.
+
+    A run by one process is its only shard.
+    """
 
     experiment: Experiment
     request: RunRequest
-    share: Share
+    label: str  # of the run that it is part of
+    index: int = 0
+    count: int = 1
+    is_alone: bool = True  # no other shard runs on this machine
 
     @property
     def results(self) -> Path:
         return results_folder(self.experiment, self.request.model)
+
+    @property
+    def part(self) -> str:
+        return "" if self.count == 1 else f"{self.index + 1}of{self.count}"
+
+    def chunks(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        return [chunk for chunk in chunks if chunk.number % self.count == self.index]
 
     def run(self, progress: Progress, *, loaded: Transformer | None = None) -> list[str]:
         """Runs what is missing of its share; stored chunks are not run again, so it may be stopped and run again.
@@ -54,17 +73,16 @@ class Shard:
         `loaded` is the run's model, if the process has it already.
         Returns the folders of the tasks that are complete now and have their summaries.
         """
-        complete: list[str] = []
         # tasks first: what is wrong with them shows before a model is loaded
         tasks = [load(name, self.experiment, self.request) for name in self.request.tasks]
-        with exclusive(self.results, with_shards=not self.share.is_whole):
+        with exclusive(self.results, part=self.part):
             session = open_session(
-                self.experiment, model_name=self.request.model, is_alone=self.share.is_alone, loaded=loaded
+                self.experiment, model_name=self.request.model, is_alone=self.is_alone, loaded=loaded
             )
-            for task in tasks:
-                task_run = prepare_task(self.experiment, session, task, self.request.limit)
-                if _run_task(self, task_run, progress):
-                    complete.append(task_run.folder_name)
+            runs = (prepare_task(self.experiment, session, task, self.request.limit) for task in tasks)
+            complete = [each.folder_name for each in runs if _run_task(self, each, progress)]
+        if has_changed(self.experiment):
+            _say([f"{self.experiment.name}'s file changed meanwhile; these results are of what it said before"])
         return complete
 
 
@@ -72,7 +90,7 @@ def make_shards(experiment: Experiment, request: RunRequest, count: int, *, shar
     """Returns the shards of a run. If several share a machine, their timings cannot be compared."""
     label = time.strftime("%Y%m%dT%H%M%S-", time.gmtime()) + uuid.uuid4().hex[:6]
     is_alone = count == 1 or not share_machine
-    return [Shard(experiment, request, Share(label, index, count, is_alone)) for index in range(count)]
+    return [Shard(experiment, request, label, index, count, is_alone) for index in range(count)]
 
 
 def log_progress(config: str, done: int, total: int) -> None:
@@ -80,10 +98,10 @@ def log_progress(config: str, done: int, total: int) -> None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {config}: {done} of {total} chunks", flush=True)
 
 
-def prepare(results: Path) -> None:
-    """Makes sure, before anything is run, that nobody else runs, and merges what shards of earlier runs left."""
+def refuse_beside_others(results: Path) -> None:
+    """Makes sure, before anything is run, that nobody else runs."""
     with exclusive(results):
-        _say(merge_what_was_left(results))
+        pass
 
 
 def _say(notes: Iterable[str]) -> None:
@@ -111,38 +129,36 @@ def _of_task(value: Any, task: str) -> Any:
 
 def _run_task(shard: Shard, task_run: TaskRun, progress: Progress) -> bool:
     """Runs a shard's chunks of a task. Returns whether all chunks are there now, including those of other shards."""
-    share, results = shard.share, shard.results
-    configs = with_baselines(shard.experiment, shard.request.configs)
-    forced = frozenset(config.name for config in shard.request.configs) if shard.request.force else frozenset[str]()
+    results, experiment = shard.results, shard.experiment
+    configs = with_baselines(experiment, shard.request.configs)
     read_row_costs(results / task_run.folder_name)  # what cannot be read shows before anything is set aside
-    with merging(results):
-        cells = open_cells(task_run, configs, results, Opening(share.label, forced))
-    _say(note for cell in cells.values() for note in cell.stored.notes)
-    equal = find_equal(task_run, {name: cell.runner for name, cell in cells.items()})
+    equal = find_equal(task_run, configs)
     _say(f"{task_run.folder_name}: {note}" for note in equal.notes())
+    baseline_of = {config.name: equal.computed_as(experiment.baseline_of(config.name)) for config in configs}
+    forced = frozenset(config.name for config in shard.request.configs) if shard.request.force else frozenset[str]()
+
+    def opened(*, force: frozenset[str] = frozenset()) -> dict[str, CellRun]:
+        return open_cells(task_run, configs, results, Opening(shard.label, force, shard.request.why, shard.part))
+
+    with merging(results):
+        cells = opened(force=forced)
+    _say(note for cell in cells.values() for note in cell.stored.notes)
     computed = {name: cell for name, cell in cells.items() if name not in equal.leader_of}
-    if not share.is_whole:
-        write_apart(computed, share)
-        _say(note for cell in computed.values() for note in cell.written.notes)
-    baseline_of = {name: equal.computed_as(shard.experiment.baseline_of(name)) for name in cells}
-    chunks = share.chunks(task_run.chunks)
+    chunks = shard.chunks(task_run.chunks)
     is_missing = not all(cell.has(chunk) for cell in computed.values() for chunk in chunks)
-    if share.is_alone and (is_missing or shard.request.repeat_disturbed):
+    if shard.is_alone and (is_missing or shard.request.repeat_disturbed):
         _say(filter(None, [not_idle(other_cores_now())]))
         costs = task_run.session.measure_rows()
         with merging(results):
             store_row_costs(results / task_run.folder_name, task_run.session.identity, costs)
     run_missing(computed, chunks, progress, baseline_of=baseline_of)
     with merging(results):
-        if not share.is_whole:
-            merged = open_cells(task_run, configs, results, Opening(share.label))
-            for name, cell in computed.items():
-                merge(cell.written, merged[name].stored)
-            cells = merged
-        is_complete = all(chunk.number in cells[name].stored.records for name in computed for chunk in task_run.chunks)
+        if shard.part:
+            cells = opened()
+            computed = {name: cells[name] for name in computed}
+        is_complete = all(cell.has(chunk) for cell in computed.values() for chunk in task_run.chunks)
         if is_complete and shard.request.repeat_disturbed:
-            again = {name: cells[name] for name in computed}
-            repeat_disturbed(task_run, again, progress, baseline_of=baseline_of)
+            repeat_disturbed(task_run, computed, progress, baseline_of=baseline_of)
         if is_complete:
             summarise(task_run, cells, equal)
     return is_complete

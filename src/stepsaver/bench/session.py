@@ -4,8 +4,8 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,6 @@ from stepsaver.bench.experiment import OWN_DECODING, ConfigSpec, Experiment
 from stepsaver.bench.folders import task_folder
 from stepsaver.bench.identity import folder_hash, gpu_name, library_versions, peak_memory, plugin_hashes, source_hash
 from stepsaver.bench.measure_rows import measure_row_costs
-from stepsaver.bench.step_counts import count_steps
 from stepsaver.engine import registry
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -73,8 +72,13 @@ class Session:
                 f"config {config.name}: sub-block size {decoding.sub_block_size} does not divide the block size "
                 f"{decoding.block_size}"
             )
-        decoder = config.decoder(experiment.spec.decoding)
-        return Engine(self.model, decoder=decoder, batch_size=self.batch_size, decoding=decoding)
+        return Engine(
+            self.model,
+            decoder=config.decoder(experiment.spec.decoding),
+            batch_size=self.batch_size,
+            decoding=decoding,
+            forward_rows=self.forward_rows,
+        )
 
 
 def open_session(
@@ -125,36 +129,51 @@ class ConfigRunner:
 
     def __init__(self, session: Session, experiment: Experiment, config: ConfigSpec, path: InferencePath) -> None:
         spec = experiment.spec
-        self.session, self.config, self.path = session, config, path
-        self.engine = session.engine(experiment, config)
-        if path == "scoring":
-            self.engine.check_estimator(spec.estimator)
-        self.found: list[RequestRecord] = []
-        settings = AdapterSettings(
+        self.session, self.experiment, self.config, self.path = session, experiment, config, path
+        self.settings = AdapterSettings(
             default_new_tokens=spec.decoding.max_new_tokens,
             token_limit=spec.max_new_tokens,
             estimator=spec.estimator,
             show_progress=False,
         )
-        self.lm = StepsaverLM(self.engine, session.tokenizer, settings=settings, on_record=self.found.append)
+        self._warm_up_seconds = 0.0
+        self._engine = session.engine(experiment, config)
+        if path == "scoring":
+            self._engine.check_estimator(spec.estimator)
+
+    @property
+    def engine(self) -> Engine:
+        """Another one once it is measured what a forward costs here, by which drafts and joins are chosen."""
+        if self._engine.forward_rows != self.session.forward_rows:
+            self._engine = self.session.engine(self.experiment, self.config)
+        return self._engine
+
+    def lm(
+        self,
+        *,
+        known: Iterable[RequestRecord] = (),
+        on_record: Callable[[RequestRecord], None] | None = None,
+        meter: Meter | None = None,
+    ) -> StepsaverLM:
+        return StepsaverLM(
+            self.engine, self.session.tokenizer, settings=self.settings, known=known, on_record=on_record, meter=meter
+        )
 
     def run_chunk(
         self, requests: Sequence[Instance], *, chunk: int, samples: int
     ) -> tuple[list[RequestRecord], Timing]:
         """Returns the answers to a chunk's requests, and their timing. Warm-up is not counted."""
-        self.found.clear()
-        self.engine.forward_rows = self.session.forward_rows
-        warm = self.lm.meters[self.path].warm_up_seconds
-        meter = Meter(self.path, Trace(), warm_up_seconds=warm)
-        self.lm.meters[self.path] = meter
+        found: list[RequestRecord] = []
+        meter = Meter(self.path, Trace(), warm_up_seconds=self._warm_up_seconds)
+        lm = self.lm(on_record=found.append, meter=meter)
         others = OtherWork()
         if self.path == "generation":
-            self.lm.generate_until(list(requests), disable_tqdm=True)
+            lm.generate_until(list(requests), disable_tqdm=True)
         else:
-            self.lm.loglikelihood(list(requests), disable_tqdm=True)
-        assert len(self.found) == len(requests), "every request has an answer"
-        records = sorted(self.found, key=lambda record: record.key)
-        return records, self._timing(meter, chunk, samples, others.cores())
+            lm.loglikelihood(list(requests), disable_tqdm=True)
+        assert len(found) == len(requests), "every request has an answer"
+        self._warm_up_seconds = meter.warm_up_seconds
+        return sorted(found, key=lambda record: record.key), self._timing(meter, chunk, samples, others.cores())
 
     def _timing(self, meter: Meter, chunk: int, samples: int, other_cores: float | None) -> Timing:
         trace, config = meter.trace, self.engine.model.config
@@ -178,7 +197,6 @@ class ConfigRunner:
             row_layers=cost.mlp_row_layers,
             row_layers_reused=cost.mlp_row_layers_reused,
             by_kind=cost_by_kind(config, trace),
-            steps=count_steps(trace),
             sample_forwards=trace.sample_forwards,
             planning_seconds=trace.planning_seconds,
             peak_memory_bytes=peak_memory(self.engine.model.device),
@@ -240,26 +258,31 @@ class TaskRun:
     limit: int | None
     chunks: tuple[Chunk, ...]
     data: str  # hash
+    runners: dict[str, ConfigRunner] = field(default_factory=dict)  # by config; each is made once
 
     @property
     def folder_name(self) -> str:
         return task_folder(self.task.name, self.limit)
 
+    def runner(self, config: ConfigSpec) -> ConfigRunner:
+        if config.name not in self.runners:
+            self.runners[config.name] = ConfigRunner(self.session, self.experiment, config, self.task.path)
+        return self.runners[config.name]
+
     def identity(self, config: ConfigSpec) -> Identity:
-        spec, session = self.experiment.spec, self.session
-        engine = session.engine(self.experiment, config)
-        plugins = plugin_hashes([*engine.decoder.rules, *filter(None, [engine.decoder.policy])])
+        spec, session, engine = self.experiment.spec, self.session, self.runner(config).engine
+        decoder = engine.decoder
         return Identity(
-            **({"plugins": plugins} if plugins else {}),
+            plugins=plugin_hashes([*decoder.rules, *filter(None, [decoder.policy])]),
             model=session.model_hash,
             layers=session.model.config.layers,
             source=source_hash(),
             libraries=library_versions(),
             kernels=session.model.backend.has_kernels,
             weights=session.weights,
-            decode=engine.decoder.text,
-            rules=[registry.describe(rule) for rule in engine.decoder.rules],
-            policy=registry.describe(engine.decoder.policy) if engine.decoder.policy else None,
+            decode=decoder.text,
+            rules=[registry.describe(rule) for rule in decoder.rules],
+            policy=registry.describe(decoder.policy) if decoder.policy else None,
             decoding=DecodingIdentity(**asdict(engine.decoding)),
             task=self.task.name,
             metric=self.task.accuracy,
@@ -279,16 +302,21 @@ class TaskRun:
 
 def prepare_task(experiment: Experiment, session: Session, task: LoadedTask, limit: int | None) -> TaskRun:
     """Divides the requests that the harness makes for a task into chunks; nothing is run."""
-    baseline = experiment.config(experiment.spec.baseline)
-    lm = ConfigRunner(session, experiment, baseline, task.path).lm
-    chunks = tuple(make_chunks(lm, task, EvaluationOptions(limit=limit), experiment.spec.chunk_samples))
-    return checked_task_run(experiment, session, task, limit, chunks)
+    runner = ConfigRunner(session, experiment, experiment.config(experiment.spec.baseline), task.path)
+    chunks = tuple(make_chunks(runner.lm(), task, EvaluationOptions(limit=limit), experiment.spec.chunk_samples))
+    return checked_task_run(experiment, session, task, limit, chunks, runner)
 
 
 def checked_task_run(
-    experiment: Experiment, session: Session, task: LoadedTask, limit: int | None, chunks: tuple[Chunk, ...]
+    experiment: Experiment,
+    session: Session,
+    task: LoadedTask,
+    limit: int | None,
+    chunks: tuple[Chunk, ...],
+    baseline: ConfigRunner | None = None,
 ) -> TaskRun:
     """Refuses requests that the model has no room for, before a stored result is opened or set aside."""
-    lm = ConfigRunner(session, experiment, experiment.config(experiment.spec.baseline), task.path).lm
-    lm.check_requests([request for chunk in chunks for request in chunk.requests])
-    return TaskRun(experiment, session, task, limit, chunks, data_hash(chunks))
+    baseline = baseline or ConfigRunner(session, experiment, experiment.config(experiment.spec.baseline), task.path)
+    baseline.lm().check_requests([request for chunk in chunks for request in chunk.requests])
+    runners = {baseline.config.name: baseline}
+    return TaskRun(experiment, session, task, limit, chunks, data_hash(chunks), runners)

@@ -5,7 +5,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TypeVar
 
 from stepsaver.bench.cells import CellRun, check_coverage, disturbed_chunks
 from stepsaver.bench.documents import (
@@ -16,7 +15,6 @@ from stepsaver.bench.documents import (
     ModelParameters,
     OtherCores,
     Paired,
-    RunParameters,
     SpeedUp,
     Summary,
     Throughput,
@@ -27,15 +25,13 @@ from stepsaver.bench.equal import EqualConfigs, follow
 from stepsaver.bench.identity import differing_parts
 from stepsaver.bench.session import Chunk, ConfigRunner, TaskRun
 from stepsaver.bench.statistics import median_interval, paired_drop, share_interval
-from stepsaver.bench.step_counts import counted_ceiling, merge_counts
 from stepsaver.bench.store import CellFiles
-from stepsaver.bench.timings import chunk_pairs, confirmation_p, median_rate, predicted_here, speed_ups
-from stepsaver.evaluation.adapter import StepsaverLM
+from stepsaver.bench.timings import chunk_pairs, confirmation_p, median_rate, predicted_speed_up, speed_ups
+from stepsaver.engine import registry
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
 from stepsaver.evaluation.model_source import hub_revision
 from stepsaver.evaluation.records import RequestRecord
 
-N = TypeVar("N", int, float)
 INVARIANCE_SAMPLES = 4
 # The settings that a run really had, besides its model.
 EFFECTIVE = (
@@ -54,16 +50,32 @@ def summarise(task_run: TaskRun, cells: dict[str, CellRun], equal: EqualConfigs)
     for name, cell in cells.items():
         # if the baseline took over an equal config's answers, that one was timed beside the others in every session
         baseline = equal.computed_as(task_run.experiment.baseline_of(name))
+        cell.stored.write_scores(scored[name].documents)
         summary = build_summary(task_run, cell, cells[baseline], scored[name], scored[baseline])
+        inert = [Inert(**each._asdict()) for each in equal.inert.get(name, ())]
         more = {
+            "is_control": not summary.is_baseline
+            and _does_the_same(summary, cell, cells[baseline])
+            and _cannot_act(cell, inert),
             "disturbed_chunks": sorted({each.chunk for each in disturbed if each.config == name}),
-            "inert_rules": [Inert(**each._asdict()) for each in equal.inert.get(name, ())],
+            "inert_rules": inert,
             "equal_to": equal.leader_of.get(name),
             "spot_check": checked.get(name),
             "batch_invariance": batch_invariance(task_run, cell, task_run.chunks[0]),
         }
-        cell.stored.write_scores(scored[name].documents)
         cell.stored.write_summary(summary.model_copy(update=more))
+
+
+def _does_the_same(summary: Summary, cell: CellRun, baseline: CellRun) -> bool:
+    """Whether a config executed the baseline's operations and gave its answers, decoded as it was but for rules."""
+    ours, theirs = ([(each.flops, each.tokens) for each in side.stored.own_timings] for side in (cell, baseline))
+    is_same_text = not summary.different_answers and set(summary.unlike_baseline) <= {"rules", "plugins"}
+    return is_same_text and ours == theirs
+
+
+def _cannot_act(cell: CellRun, inert: Sequence[Inert]) -> bool:
+    named = {each.rule for each in inert}
+    return all(rule.inert_reason() or registry.describe(rule) in named for rule in cell.runner.engine.decoder.rules)
 
 
 def batch_invariance(task_run: TaskRun, cell: CellRun, chunk: Chunk) -> BatchInvariance:
@@ -71,17 +83,16 @@ def batch_invariance(task_run: TaskRun, cell: CellRun, chunk: Chunk) -> BatchInv
     session = replace(task_run.session, batch_size=1)
     alone = ConfigRunner(session, task_run.experiment, cell.runner.config, task_run.task.path)
     stored = {record.key: record for record in cell.stored.records[chunk.number]}
-    few = [
-        each for each in chunk.requests if each.doc_id in {key.document for key in chunk.samples[:INVARIANCE_SAMPLES]}
-    ]
+    few = {key.document for key in chunk.samples[:INVARIANCE_SAMPLES]}
+    requests = [each for each in chunk.requests if each.doc_id in few]
     different = 0
-    for request in few:
+    for request in requests:
         records, _ = alone.run_chunk([request], chunk=chunk.number, samples=1)
         different += any(
             each.ids != stored[each.key].ids or not _close(each.loglikelihood, stored[each.key].loglikelihood)
             for each in records
         )
-    return BatchInvariance(samples=len(few), different=different)
+    return BatchInvariance(samples=len(requests), different=different)
 
 
 def _close(one: float | None, other: float | None) -> bool:
@@ -90,10 +101,7 @@ def _close(one: float | None, other: float | None) -> bool:
 
 def score_cell(task_run: TaskRun, cell: CellRun) -> TaskResult:
     """Returns the task's metrics from the stored answers; nothing is run."""
-    runner = cell.runner
-    lm = StepsaverLM(
-        runner.engine, task_run.session.tokenizer, settings=runner.lm.settings, known=cell.stored.all_records
-    )
+    lm = cell.runner.lm(known=cell.stored.all_records)
     return evaluate_task(lm, task_run.task, EvaluationOptions(limit=task_run.limit))
 
 
@@ -109,7 +117,9 @@ def build_summary(
     drop = paired_drop([base_values[key] for key in keys], [values[key] for key in keys])
     pairs = chunk_pairs(cell.stored.counting_timings, baseline.stored.counting_timings)
     ups, accuracy = speed_ups(pairs), share_interval(sum(values.values()), len(values))
+    predicted, by = predicted_speed_up(pairs, timings, base_timings)
     effective, provenance = identity.as_json(), cell.stored.provenance
+    assert provenance is not None, "an open cell says where its run began"
     return Summary(
         task=task_run.task.name,
         config=name,
@@ -122,6 +132,7 @@ def build_summary(
         samples=len(values),
         baseline=experiment.baseline_of(name),
         is_baseline=name in experiment.baselines,
+        is_control=False,
         unlike_baseline=differing_parts(identity, baseline.identity),
         different_answers=_different_answers(cell.stored, baseline.stored),
         paired=Paired(drop_points=drop.drop.scaled(100), lost=drop.lost, won=drop.won, mcnemar_p=drop.p_value),
@@ -135,31 +146,29 @@ def build_summary(
         confirmation_p=confirmation_p(
             ups, [base_values[key] - values[key] for key in keys], experiment.success_of(name).confirm_if
         ),
-        predicted_speed_up=_predicted(timings, base_timings),
-        predicted_here=predicted_here(pairs),
-        ceiling=counted_ceiling(
-            cell.runner.engine, cell.runner.config.parsed_rules(), (each.steps for each in base_timings)
-        ),
+        predicted=predicted,
+        predicted_by=by,
         throughput=_throughput(timings),
         tokens_before_stop=tokens_before_stop(cell.stored.all_records),
         cost=cost_totals(timings),
-        steps=merge_counts(each.steps for each in timings),
-        sample_forwards=_known_sum([each.sample_forwards for each in timings]),
-        planning_seconds=_known_sum([each.planning_seconds for each in timings]),
-        peak_memory_bytes=max((each.peak_memory_bytes for each in timings), default=0),
+        sample_forwards=sum(each.sample_forwards for each in timings),
+        planning_seconds=sum(each.planning_seconds for each in timings),
+        peak_memory_bytes=max(each.peak_memory_bytes for each in timings),
         gpu_info=", ".join(sorted({each.gpu for each in timings if each.gpu})) or None,
         git=provenance.git,
         environment=provenance.environment,
         machine=provenance.machine,
-        other_cores=_other_cores(timings),
         model_args=ModelParameters(
             model=task_run.session.name, revision=hub_revision(task_run.session.folder), dtype=identity.dtype
         ),
-        eval_params=RunParameters.model_validate({each: effective[each] for each in EFFECTIVE}),
+        eval_params={each: effective[each] for each in EFFECTIVE},
         run_id=cell.stored.run_id,
         identity=identity,
+        other_cores=_other_cores(timings),
+        disturbed_chunks=[],
         inert_rules=[],
         equal_to=None,
+        spot_check=None,
         batch_invariance=BatchInvariance(samples=0, different=0),
     )
 
@@ -199,8 +208,8 @@ def _throughput(timings: Sequence[Timing]) -> Throughput:
         decode_seconds=seconds,
         tokens_per_s=tokens / seconds if seconds else None,
         requests_per_s=requests / seconds if seconds else None,
-        loading_seconds=max((each.loading_seconds for each in timings), default=0.0),
-        warm_up_seconds=max((each.warm_up_seconds for each in timings), default=0.0),
+        loading_seconds=max(each.loading_seconds for each in timings),
+        warm_up_seconds=max(each.warm_up_seconds for each in timings),
     )
 
 
@@ -215,22 +224,9 @@ def cost_totals(timings: Sequence[Timing]) -> CostTotals:
     )
 
 
-def _known_sum(values: Sequence[N | None]) -> N | None:
-    """Returns None if any chunk was run before this was counted."""
-    known = [each for each in values if each is not None]
-    return sum(known[1:], known[0]) if known and len(known) == len(values) else None
-
-
 def _kinds(timings: Sequence[Timing]) -> Kinds:
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     for timing in timings:
         for kind, figures in timing.by_kind.items():
             totals[kind].update(figures)
     return {kind: {name: float(value) for name, value in figures.items()} for kind, figures in totals.items()}
-
-
-def _predicted(timings: Sequence[Timing], baseline: Sequence[Timing]) -> float | None:
-    """Returns the speed-up in tokens per second that operations alone predict."""
-    ours, base = (sum(each.flops for each in side) for side in (timings, baseline))
-    tokens, base_tokens = (sum(each.tokens for each in side) for side in (timings, baseline))
-    return (base / base_tokens) / (ours / tokens) if tokens and base_tokens and ours else None

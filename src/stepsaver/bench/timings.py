@@ -6,7 +6,7 @@ it. The rate over the whole run is kept beside it: if the two disagree, somethin
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from stepsaver.bench.documents import Timing
 from stepsaver.bench.experiment import Criterion
@@ -87,13 +87,21 @@ def confirmation_p(ratios: dict[str, list[float]], drops: list[float], wanted: C
     return max(values)
 
 
-def predicted_here(pairs: Sequence[Pair]) -> float | None:
-    """Returns the speed-up that the row costs of each pair's machine predict; None if they were not measured."""
+def predicted_speed_up(
+    pairs: Sequence[Pair], timings: Sequence[Timing], baseline: Sequence[Timing]
+) -> tuple[float | None, Literal["curve", "operations"]]:
+    """Returns the speed-up in tokens per second that what forwards were measured to cost predicts, where that was
+    measured, else the operations executed; and which of the two it is.
+    """
     known = [pair for pair in pairs if all(each.predicted_seconds and each.tokens for each in pair)]
-    if not known:
-        return None
-    ours, base = (
-        sum(each.predicted_seconds or 0.0 for each in side) / sum(each.tokens for each in side)
-        for side in zip(*known, strict=True)
-    )
-    return base / ours
+    if known:
+        ours, base = zip(*known, strict=True)
+        seconds = [sum(each.predicted_seconds or 0.0 for each in side) for side in (ours, base)]
+        return _ratio(seconds, [ours, base]), "curve"
+    return _ratio([sum(each.flops for each in side) for side in (timings, baseline)], [timings, baseline]), "operations"
+
+
+def _ratio(costs: Sequence[float], sides: Sequence[Sequence[Timing]]) -> float | None:
+    """Returns how many times as much the second side costs per token; None if nothing was decoded."""
+    (cost, base_cost), (tokens, base_tokens) = costs, (sum(each.tokens for each in side) for side in sides)
+    return (base_cost / base_tokens) / (cost / tokens) if tokens and base_tokens and cost else None

@@ -21,7 +21,7 @@ class ConfigVerdict:
     reason: str
     speed_up: Interval  # the smaller one, by tokens/s or by seconds per sample
     drop_points: Interval
-    baseline: str | None = None  # None in summaries of experiments with one baseline
+    baseline: str
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def judge(summaries: list[Summary], success_of: Callable[[str], Success]) -> Ver
     Controls do not count. With several baselines the hypothesis has to hold against each of them.
     """
     others = [each for each in summaries if not each.is_baseline]
-    standing = holm({each.config: each.confirmation_p for each in others if not is_control(each)})
+    standing = holm({each.config: each.confirmation_p for each in others if not each.is_control})
     judged = [_judge_one(each, success_of(each.config), stands=each.config in standing) for each in others]
     if not judged:
         return Verdict("undecided", "Undecided: no config beside the baseline has results.", ())
@@ -71,19 +71,6 @@ def _judge_against(judged: list[ConfigVerdict]) -> Verdict:
     return Verdict("undecided", f"Undecided: {nearest.config}: {nearest.reason} ({figures(nearest)}).", everything)
 
 
-def is_control(summary: Summary) -> bool:
-    """Whether a config does the baseline's work and nothing else, as with k = 1: whatever its timings say is noise.
-
-    That is: it executes the same operations, its rules may leave out nothing, its answers are the same, and it differs
-    from the baseline in its rules alone. Summaries of earlier versions only say how many scores differ, not answers.
-    """
-    figures = (summary.predicted_speed_up, summary.ceiling)
-    is_same_work = all(value is not None and abs(value - 1) < 1e-9 for value in figures)
-    lost_or_won = summary.paired.lost + summary.paired.won
-    is_same_text = not (lost_or_won if summary.different_answers is None else summary.different_answers)
-    return is_same_work and is_same_text and set(summary.unlike_baseline or ()) <= {"rules", "plugins"}
-
-
 def _judge_one(summary: Summary, success: Success, *, stands: bool) -> ConfigVerdict:
     up, drop = summary.speed_up.smaller, summary.paired.drop_points
     outcome, reason = _outcome(up, drop, summary, success)
@@ -93,7 +80,7 @@ def _judge_one(summary: Summary, success: Success, *, stands: bool) -> ConfigVer
 
 
 def _outcome(up: Interval, drop: Interval, summary: Summary, success: Success) -> tuple[Outcome | Control, str]:
-    if is_control(summary):
+    if summary.is_control:
         return "control", "it does exactly the baseline's work"
     if isnan(up.value):
         return "undecided", _why_no_speed_up(summary)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepsaver.bench.dry_run import CellEstimate, Cost, TaskEstimate
+    from stepsaver.bench.dry_run import CellEstimate, Estimate, TaskEstimate
 
 COLUMNS = ("config", "chunks", "samples", "forwards", "FLOPs", "time")
 
@@ -41,5 +41,5 @@ def _row(cell: "CellEstimate") -> tuple[str, ...]:
     return (cell.config, str(cell.chunks), str(cell.samples), f"{cost.forwards:.0f}", f"{cost.flops:.2g}", _time(cost))
 
 
-def _time(cost: "Cost") -> str:
+def _time(cost: "Estimate") -> str:
     return f"{cost.seconds:.0f} s" if cost.seconds < 120 else f"{cost.seconds / 60:.0f} min"

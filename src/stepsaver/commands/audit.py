@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.audit import all_checks, audit, read_evidence
+    from stepsaver.bench.audit import CHECKS, audit, read_evidence
 
     chosen = choose(options)
     read = [read_evidence(chosen.experiment, chosen.results, folder) for folder in chosen.cell_folders.values()]
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"{finding.level:<8} {task}: {finding.message} [{finding.check}]")
         invalid = sum(finding.level == "invalid" for _, _, finding in findings)
         tasks, remarks = len(audited) + len(saved), len(findings) - invalid
-        print(f"{len(all_checks())} checks on {tasks} tasks: {invalid} invalid, {remarks} remarks")
+        print(f"{len(CHECKS)} checks on {tasks} tasks: {invalid} invalid, {remarks} remarks")
         if saved:
             names = ", ".join(each.folder for each in saved)
             print(f"from artifacts: {names}: as found when they were saved; checking again needs the results")

@@ -1,4 +1,4 @@
-"""`stepsaver new`: a new experiment folder from the template."""
+"""`stepsaver new`: a new experiment folder from the template, in the `experiments/` of the current folder or in it."""
 
 import argparse
 import re
@@ -13,12 +13,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stepsaver.bench.folders import experiments_folder
+    from stepsaver.bench.folders import folder_of_new
     from stepsaver.bench.template import filled_files
 
     if not re.fullmatch(r"[A-Za-z0-9][\w-]*", options.name):
         raise UsageError(f"{options.name!r} cannot be the name of a folder; use letters, digits, _ and -")
-    folder = experiments_folder() / options.name
+    folder = folder_of_new(options.name)
     if folder.exists():
         raise UsageError(f"{folder} exists already")
     folder.mkdir(parents=True)

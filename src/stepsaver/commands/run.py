@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -12,12 +13,12 @@ from stepsaver.commands._experiment_options import Chosen, add_cell_arguments, c
 from stepsaver.commands._model_options import add_checkpoint_arguments
 from stepsaver.commands._progress import counting_progress
 from stepsaver.commands._run_settings import add_setting_arguments, with_recipe, with_settings
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from stepsaver.bench.documents import Summary
     from stepsaver.bench.experiment import Experiment, Resources
-    from stepsaver.bench.run import RunRequest
+    from stepsaver.bench.run import RunRequest, Shard
 
 WHEN_STOPPED = "every finished chunk is stored, and the same command goes on from there"
 HELP = "run what is missing of an experiment"
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="set aside what is stored of the chosen configs, run again"
     )
+    parser.add_argument("--why", metavar="TEXT", help="with --force: what is wrong with them; stays on record")
     parser.add_argument(
         "--repeat-disturbed",
         action="store_true",
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where it runs")
     where.add_argument("--runner", default="local", metavar="R", help="local or slurm (default: %(default)s)")
     where.add_argument("--shards", type=int, default=1, metavar="N", help="processes or jobs, each with its chunks")
+    where.add_argument("--shard", metavar="I/N", help="only the I-th of N shares of the chunks, on its own machine")
     for name, kind in RESOURCES.items():
         where.add_argument(
             f"--{name.replace('_', '-')}", type=kind, help="of a SLURM job (default: the file's resources)"
@@ -63,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     from stepsaver.bench.dry_run import estimate_run
     from stepsaver.bench.folders import logs_folder
     from stepsaver.bench.jobs import job_states, refuse_beside_jobs
-    from stepsaver.bench.run import make_shards, prepare
+    from stepsaver.bench.run import make_shards, refuse_beside_others
     from stepsaver.bench.runners import find_runner
 
     chosen = choose(options)
@@ -74,13 +77,16 @@ def run(options: argparse.Namespace) -> int:
         if (given := getattr(options, name)) is not None and given < 1:
             raise UsageError(f"--{name.replace('_', '-')} {given} is not positive")
     runner, resources = find_runner(options.runner), _resources(options, experiment.spec.resources)
-    request = request_of(options, chosen)
+    share, request = _share(options), request_of(options, chosen)
     say_remarks(experiment)
     if options.dry_run:
         print_dry_run(estimate_run(experiment, request), shards=options.shards, as_json=options.json)
         return 0
     refuse_beside_jobs(logs, chosen.results)
-    prepare(chosen.results)
+    if share is not None:
+        index, count = share
+        return _run_share(make_shards(experiment, request, count, share_machine=False)[index - 1], chosen)
+    refuse_beside_others(chosen.results)
     shards = make_shards(experiment, request, options.shards, share_machine=options.runner == "local")
     with counting_progress("running") as progress:
         is_done = runner.launch(shards, logs, resources, progress)
@@ -88,6 +94,27 @@ def run(options: argparse.Namespace) -> int:
         return show_results(chosen, request, as_json=options.json)
     job = job_states(logs)[-1]
     print(json.dumps({"job": job.job, "shards": job.shards}) if options.json else f"submitted {job}\nlogs: {logs}")
+    return 0
+
+
+def _share(options: argparse.Namespace) -> tuple[int, int] | None:
+    """Returns which share of how many is to be run here."""
+    if options.shard is None:
+        return None
+    numbers = re.fullmatch(r"([1-9]\d{0,3})/([1-9]\d{0,3})", options.shard)
+    if not numbers or int(numbers[1]) > int(numbers[2]):
+        raise UsageError(f"--shard {shown(options.shard)} is no share such as 2/8")
+    if options.force or options.shards > 1 or options.runner != "local":
+        raise UsageError("--shard is one share, run here: without --force, --shards and --runner")
+    return int(numbers[1]), int(numbers[2])
+
+
+def _run_share(shard: "Shard", chosen: Chosen) -> int:
+    with counting_progress("running") as progress:
+        complete = shard.run(progress)
+    if set(complete) == set(chosen.cell_folders.values()):
+        return show_results(chosen, shard.request)
+    print(f"share {shard.index + 1} of {shard.count} is stored; the one that ends last writes the results")
     return 0
 
 
@@ -111,12 +138,15 @@ def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunRequest":
     from stepsaver.evaluation.local_data import require_folder
 
     experiment = chosen.experiment
+    if options.why is not None and not (options.force and options.why.strip()):
+        raise UsageError("--why belongs to --force and says what is wrong with the results that it sets aside")
     return RunRequest(
         tasks=tuple(chosen.cell_folders),
         configs=tuple(map(experiment.config, options.configs)) or experiment.configs,
         model=options.model or experiment.spec.model,
         limit=options.limit,
         force=options.force,
+        why=options.why or "",
         repeat_disturbed=options.repeat_disturbed,
         data_dir=options.data_dir and require_folder(options.data_dir).resolve(),
         confirm_run_unsafe_code=options.confirm_run_unsafe_code,
@@ -127,11 +157,11 @@ def run_here(chosen: Chosen, request: "RunRequest") -> int:
     """Runs what is missing in this process and shows the results. The experiment need not be in a file."""
     from stepsaver.bench.folders import logs_folder
     from stepsaver.bench.jobs import refuse_beside_jobs
-    from stepsaver.bench.run import make_shards, prepare
+    from stepsaver.bench.run import make_shards, refuse_beside_others
 
     say_remarks(chosen.experiment)
     refuse_beside_jobs(logs_folder(chosen.experiment), chosen.results)
-    prepare(chosen.results)
+    refuse_beside_others(chosen.results)
     (shard,) = make_shards(chosen.experiment, request, 1, share_machine=True)
     with counting_progress("running") as progress:
         shard.run(progress)

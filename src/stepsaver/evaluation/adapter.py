@@ -73,6 +73,7 @@ class StepsaverLM(LM):
         known: Iterable[RequestRecord] = (),
         on_record: Callable[[RequestRecord], None] | None = None,
         loading_seconds: float = 0.0,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__()
         self.engine = engine
@@ -84,6 +85,8 @@ class StepsaverLM(LM):
             "generation": Meter("generation", Trace()),
             "scoring": Meter("scoring", Trace()),
         }
+        if meter is not None:
+            self.meters[meter.path] = meter
         self._known = {record.key: record for record in known}
         self._on_record = on_record or (lambda record: None)
 

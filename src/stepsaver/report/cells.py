@@ -116,7 +116,7 @@ def read_report_cell(config: ConfigSpec, folder: Path) -> ReportCell | None:
     stored, summary = read_run(folder), read_summary(folder / SUMMARY)
     if stored is None or summary is None or summary.run_id != stored.run_id:
         return None
-    cell = read_cell_files(folder, stored.run_id, with_former=True)
+    cell = read_cell_files(folder, stored.run_id)
     return _finished(config, folder, summary, cell.all_records, cell.own_timings)
 
 

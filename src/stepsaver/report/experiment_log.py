@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from stepsaver.bench.documents import Summary
-from stepsaver.bench.verdict import is_control
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.tables import compared_settings
 
@@ -58,7 +57,7 @@ def _configuration(task: ReportTask, first: Summary) -> list[str]:
     lines.append(
         f"Other params: {identity.decoder},"
         f" {' and '.join(each.replace('_', ' ') for each in caches) or 'no cache'},"
-        f" batch size {first.eval_params.batch_size}, model {task.model}"
+        f" batch size {first.identity.batch_size}, model {task.model}"
     )
     return lines
 
@@ -67,7 +66,7 @@ def _results(task: ReportTask) -> list[str]:
     """Returns each baseline, and in each respect the best of the configs compared with it, without controls."""
     accuracy, rates, ups = [], [], []
     for base, compared in task.by_baseline():
-        others = [each.summary for each in compared if each.summary is not None and not is_control(each.summary)]
+        others = [each.summary for each in compared if each.summary is not None and not each.summary.is_control]
         if base is not None and base.summary is not None:
             accuracy.append(f"{base.name} {base.summary.accuracy:.2%} (baseline)")
             rates.append(f"{base.name} {_rate(base.summary):.2f} tokens/s (baseline)")

@@ -1,4 +1,4 @@
-"""The row costs of the machines that a task was run on, from which `predicted here` is computed."""
+"""The row costs of the machines that a task was run on, from which `predicted` is computed."""
 
 from stepsaver.engine.row_costs import RowCosts
 from stepsaver.report.blocks import Block, cell, number, table
@@ -29,7 +29,7 @@ def costs_rows(costs: RowCosts) -> list[tuple[int, float, float, float, float, f
 def _caption(costs: RowCosts) -> str:
     return (
         f"Milliseconds of one forward by the number of its packed rows. {costs_text(costs)} "
-        "`Predicted` is by operations, `predicted here` by these figures."
+        "`Predicted` is by these figures."
     )
 
 

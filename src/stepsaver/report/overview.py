@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from stepsaver.bench.documents import Summary
 from stepsaver.bench.experiment import Experiment
 from stepsaver.bench.folders import DISCARDED, experiment_names, find_experiment, results_folder, stored_limits
-from stepsaver.bench.verdict import is_control
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.artifacts import read_stored_task
 from stepsaver.report.blocks import Block, TableEntry, cell, figure, interval, notes, number, tab, table
@@ -158,7 +157,7 @@ def trade_off_table(overview: Overview) -> Block:
     rows = []
     for task in overview.tasks:
         for baseline, compared in task.by_baseline():
-            others = [each for each in compared if not is_control(_summary_of(each))]
+            others = [each for each in compared if not _summary_of(each).is_control]
             best = max(others, key=lambda each: _summary_of(each).speed_up.smaller.value, default=None)
             rows += [_trade_off(task, each, is_base=each is baseline) for each in (baseline, best) if each is not None]
     columns = ("Configuration", "Experiment", "Benchmark", "Accuracy", "Drop (points)", "Tokens/s", "Speed-up")

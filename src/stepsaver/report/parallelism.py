@@ -13,7 +13,6 @@ from stepsaver.bench.documents import CostTotals, Summary
 from stepsaver.bench.store import CellFiles
 from stepsaver.bench.summarise import cost_totals, tokens_before_stop
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.evaluation.task_registry import find_declaration
 from stepsaver.report.blocks import Block, cell, number, table
 from stepsaver.report.cells import ReportTask
 
@@ -62,21 +61,11 @@ def stored_tokens_per_forward(cell: CellFiles, chunks: Collection[int]) -> Token
 
 def parallelism_of(summary: Summary) -> Parallelism | None:
     """Returns None for a config whose texts were scored, that has no tokens or that took no denoising step."""
-    tokens = _generated_tokens(summary)
+    tokens = summary.tokens_before_stop
     found = tokens_per_forward(tokens, summary.cost)
     if not tokens or found is None:
         return None
     return Parallelism(summary.config, 100 * summary.accuracy, *found, summary.cost.flops / tokens)
-
-
-def _generated_tokens(summary: Summary) -> float | None:
-    """Returns None for a scored task. A summary from before stop tokens were counted does not say what it is of: its
-    task's declaration does, and without one nobody knows.
-    """
-    if "tokens_before_stop" in summary.model_fields_set:
-        return summary.tokens_before_stop
-    declared = find_declaration(summary.task)
-    return summary.throughput.tokens if declared and declared.path == "generation" else None
 
 
 def accuracy_under_parallelism(points: Sequence[tuple[float, float]], best: float) -> float:

@@ -22,10 +22,10 @@ def result_rows(summaries: list[Summary], verdict: Verdict) -> list[tuple[str, .
     first = next(iter(whole), None)
     rows = []
     for summary in summaries:
-        baseline = summary.baseline or first  # experiments of earlier versions had a single one
+        baseline = summary.baseline
         outcome = outcomes.get(summary.config, "baseline")
         against = "" if summary.is_baseline or baseline == first else f", against {baseline}"
-        rows.append(_row(summary, outcome + against, whole.get(baseline or "", 0)))
+        rows.append(_row(summary, outcome + against, whole.get(baseline, 0)))
     return rows
 
 
@@ -39,7 +39,7 @@ def _row(summary: Summary, outcome: str, whole: float) -> tuple[str, ...]:
         f"{drop[0]:+.1f} [{drop[1]:+.1f}, {drop[2]:+.1f}]",
         rate_text(summary, ".0f"),
         "-" if isnan(up.value) else f"{up.value:.2f} [{up.low:.2f}, {up.high:.2f}]",
-        or_dash(summary.predicted_speed_up, ".2f"),
+        or_dash(summary.predicted, ".2f"),
         f"{1 - summary.cost.row_layers / whole:.0%}" if whole else "-",
         outcome,
     )

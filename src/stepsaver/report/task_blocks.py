@@ -73,7 +73,7 @@ def _row(each: ReportCell, outcome: str, reason: str, remark: str) -> list[Table
         number(summary.throughput.tokens, ",.0f"),
         rate_entry(summary, ".0f"),
         cell("1.00×", 1.0) if is_base else number(up.value, ".2f", suffix="×", small=interval(up.low, up.high, ".2f")),
-        number(summary.predicted_speed_up, ".2f", suffix="×"),
+        number(summary.predicted, ".2f", suffix="×"),
         number(cost.forwards, ",.0f"),
         number(cost.row_layers, ",.0f"),
         number(cost.row_layers_reused / whole if whole else None, ".0f", factor=100, suffix=" %"),
@@ -163,7 +163,7 @@ def provenance_blocks(task: ReportTask) -> list[Block]:
         ("policy", identity.decoder),
         (
             "evaluation",
-            _listed(first.eval_params.as_json() | {"metric": first.accuracy_metric, "samples": first.samples}),
+            _listed(first.eval_params | {"metric": first.accuracy_metric, "samples": first.samples}),
         ),
         ("estimator of log-likelihoods", identity.estimator or "?"),
         ("peak memory", f"{first.peak_memory_bytes / 2**20:,.0f} MiB"),

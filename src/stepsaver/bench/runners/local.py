@@ -24,7 +24,7 @@ def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: 
         shards[0].run(progress)
         return True
     logs.mkdir(parents=True, exist_ok=True)
-    paths = [logs / f"{shard.share.label}-{shard.share.index}.log" for shard in shards]
+    paths = [logs / f"{shard.label}-{shard.index}.log" for shard in shards]
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // len(shards))
     processes = [
