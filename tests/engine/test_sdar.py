@@ -1,6 +1,10 @@
-"""SDAR: token for token and forward for forward what its public decoder produced; the checkpoints are in shared/."""
+"""SDAR: token for token and forward for forward what its public decoder produced, for a part of its cases that is here
+and all of those in the shared folder.
+"""
 
 from copy import deepcopy
+from itertools import groupby
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +14,13 @@ from stepsaver.engine import registry
 from stepsaver.engine.cache import KeyValueCache
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
-from stepsaver.engine.engine import Completion, Engine, Prompt
+from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Memory, run_step
-from stepsaver.engine.models.load import load_model, random_model
+from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
-from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.policies.quota import Quota
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.prediction import SELF
@@ -25,64 +28,50 @@ from stepsaver.engine.rows import rows_between
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import DENOISING
-from tests.conftest import SHARED, sharpened, tiny_config
+from tests.conftest import SHARED, TESTS
+from tests.engine.frozen import model_named
 from tests.engine.golden_cases import read_golden
 from tests.engine.rule_cases import ACTING, combined_rule_sets, rule_sets
 from tests.engine.test_score import plain_logits
 
-GOLDEN = SHARED / "golden_sdar"
-SETS = {"untied-b4": 50, "tied-b8": 49}
+FOLDERS = [TESTS / "golden_sdar", SHARED / "golden_sdar" / "untied-b4", SHARED / "golden_sdar" / "tied-b8"]
 
 
-@pytest.fixture(scope="module")
-def models() -> dict[str, Transformer]:
-    if not GOLDEN.is_dir():
+@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
+def golden(request: pytest.FixtureRequest) -> tuple[Path, Transformer]:
+    if not request.param.is_dir():
         pytest.skip("needs the shared folder beside the repository")
-    return {name: load_model(GOLDEN / name, dtype=torch.float32) for name in SETS}
+    return request.param, load_model(request.param, dtype=torch.float32)
 
 
-def engine_of(model: Transformer, case: dict, *, batch_size: int = 1) -> Engine:
-    decoding = resolve_decoding(model.config, block_size=case["block_size"], stop_ids=(case["stop_token"],))
-    policy = Quota(case["denoising_steps"], case["threshold"])
-    return Engine(model, decoder=Denoise(policy), decoding=decoding, batch_size=batch_size, checked=True)
+def settings_of(case: dict) -> tuple:
+    return case["block_size"], case["denoising_steps"], case["threshold"] or -1.0, case["stop_token"]
 
 
-def expected_ids(case: dict) -> list[int]:
-    ids = case["output"][len(case["prompt"]) :][: case["max_new_tokens"]]
-    return ids[: ids.index(case["stop_token"]) + 1] if case["stop_token"] in ids else ids
-
-
-def assert_equal(case: dict, completion: Completion) -> None:
-    assert completion.ids == expected_ids(case)
-    ours = [[step.kind, step.rows] for step in completion.steps]
-    both = min(len(ours), len(case["trace"]))
-    assert both == len(ours)  # the reference goes on to the end of its canvas
-    assert ours == case["trace"][:both]
-
-
-@pytest.mark.parametrize(("name", "number"), [(name, case) for name, count in SETS.items() for case in range(count)])
-def test_case_equals_the_public_decoder(models: dict[str, Transformer], name: str, number: int) -> None:
-    case = read_golden(GOLDEN / name)["cases"][number]
-    (completion,) = engine_of(models[name], case).generate([case["prompt"]], max_new_tokens=case["max_new_tokens"])
-    assert_equal(case, completion)
-
-
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("batch_size", [3, 16])
-def test_cases_are_the_same_in_batches(models: dict[str, Transformer], name: str, batch_size: int) -> None:
-    by_settings: dict[tuple, list[dict]] = {}
-    for case in read_golden(GOLDEN / name)["cases"]:
-        settings = (case["block_size"], case["denoising_steps"], case["threshold"], case["stop_token"])
-        by_settings.setdefault(settings, []).append(case)
-    for cases in by_settings.values():
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+def test_every_case_equals_the_public_decoder(golden: tuple[Path, Transformer], batch_size: int) -> None:
+    folder, model = golden
+    for (block_size, steps, threshold, stop), group in groupby(
+        sorted(read_golden(folder)["cases"], key=settings_of), key=settings_of
+    ):
+        cases = list(group)
+        decoding = resolve_decoding(model.config, block_size=block_size, stop_ids=(stop,))
+        policy = Quota(steps, None if threshold < 0 else threshold)
+        engine = Engine(model, decoder=Denoise(policy), decoding=decoding, batch_size=batch_size, checked=True)
         prompts = [Prompt(tuple(case["prompt"]), max_new_tokens=case["max_new_tokens"]) for case in cases]
-        for completion in engine_of(models[name], cases[0], batch_size=batch_size).generate(prompts, max_new_tokens=0):
-            assert_equal(cases[completion.index], completion)
+        found = list(engine.generate(prompts, max_new_tokens=0))
+        assert len(found) == len(cases)
+        for completion in found:
+            case = cases[completion.index]
+            ids = case["output"][len(case["prompt"]) :][: case["max_new_tokens"]]
+            assert completion.ids == (ids[: ids.index(stop) + 1] if stop in ids else ids), case["prompt"]
+            ours = [[step.kind, step.rows] for step in completion.steps]
+            assert ours == case["trace"][: len(ours)], case["prompt"]  # the reference goes on to the end of its canvas
 
 
-@pytest.mark.parametrize("name", SETS)
-def testplain_logits(models: dict[str, Transformer], name: str) -> None:
-    model, stored = models[name], load_file(GOLDEN / name / "forward.safetensors")
+def test_plain_logits(golden: tuple[Path, Transformer]) -> None:
+    folder, model = golden
+    stored = load_file(folder / "forward.safetensors")
     ids = stored["ids"].flatten().numpy()
     rows, size = len(ids), model.config.block_size
     assert size is not None
@@ -101,8 +90,7 @@ PROMPTS = [(5, 6, 7), tuple(range(10, 26)), (9,), tuple(range(20, 31))]
 
 @pytest.fixture(scope="module")
 def tiny_sdar() -> Transformer:
-    config = tiny_config(architecture="SDARForCausalLM", predicts="self", head_norms=True, qkv_bias=False)
-    return sharpened(random_model(config, dtype=torch.float64, seed=3))
+    return model_named("self")
 
 
 def tiny_engine(model: Transformer, rules: tuple = (), *, batch_size: int = 1, threshold: float = 0.5, **options):
@@ -163,22 +151,3 @@ def test_scores_follow_the_trajectory_of_the_models_own_text(tiny_sdar: Transfor
         [ScoreRequest(prompt, tuple(completion.ids))]
     )
     assert uncached.loglikelihood == pytest.approx(score.loglikelihood, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("steps", "threshold", "expected"),
-    [(4, None, [1, 1, 1, 1]), (3, None, [2, 1, 1]), (2, 0.0, [4]), (9, None, [1] * 4)],
-)
-def test_the_remainder_of_a_quota_goes_to_the_first_steps(
-    tiny_sdar: Transformer, steps: int, threshold: float | None, expected: list[int]
-) -> None:
-    decoding = resolve_decoding(tiny_sdar.config, block_size=4, stop_ids=())
-    engine = Engine(tiny_sdar, decoder=Denoise(Quota(steps, threshold)), decoding=decoding)
-    (completion,) = engine.generate([PROMPTS[1]], max_new_tokens=4)
-    assert [step.revealed for step in completion.steps if step.kind in DENOISING] == expected
-
-
-@pytest.mark.parametrize("text", ["quota", "quota:steps=0", "quota:steps=2,threshold=1.5", "quota:steps=2,threshold=x"])
-def test_wrong_quotas_are_one_line(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse_policy(text)
