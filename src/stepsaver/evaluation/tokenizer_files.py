@@ -2,6 +2,7 @@
 Only the content of the files counts; no transformers class of the named kind is used.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from stepsaver.engine.errors import UsageError, shown
-from stepsaver.engine.models.config import read_json
+from stepsaver.engine.models.config import is_there, read_json
 
 CONFIGURATION, SPECIAL_TOKENS, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
@@ -18,6 +19,7 @@ QWEN2_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+MOST_GROWTH = 64  # sentencepiece's texts grow threefold at most
 LISTS_OF_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 
 
@@ -41,11 +43,30 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
 
 def _tokenizer(folder: Path, configuration: dict[str, Any]) -> Tokenizer:
     whole, vocabulary, merges = (folder / name for name in ("tokenizer.json", VOCABULARY, MERGES))
-    if whole.exists():
-        return Tokenizer.from_file(str(whole))
-    if vocabulary.exists() and merges.exists() and configuration.get("tokenizer_class") in QWEN2_CLASSES:
+    if is_there(whole):
+        tokenizer = Tokenizer.from_file(str(whole))
+        _check_growth(tokenizer)
+        return tokenizer
+    if is_there(vocabulary) and is_there(merges) and configuration.get("tokenizer_class") in QWEN2_CLASSES:
         return _qwen2(vocabulary, merges)
     return _by_transformers(folder)
+
+
+def _check_growth(tokenizer: Tokenizer) -> None:
+    """Refuses steps around the model that make texts much longer: one after another, they would fill the memory."""
+    around = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor, tokenizer.decoder)
+    steps = [json.loads(each.__getstate__()) for each in around if each is not None]
+    grown = 1
+    while steps and grown <= MOST_GROWTH:
+        step = steps.pop()
+        if isinstance(step, list):
+            steps += step
+        elif isinstance(step, dict):
+            grown *= max(len(step.get("content") or step.get("prepend") or ""), 1)  # of Replace and Prepend
+            grown += "Sequence" in step  # of a template, which may repeat the text
+            steps += [each for each in step.values() if isinstance(each, list | dict)]
+    if grown > MOST_GROWTH:
+        raise UsageError(f"it makes a text more than {MOST_GROWTH} times as long")
 
 
 def _qwen2(vocabulary: Path, merges: Path) -> Tokenizer:
@@ -122,7 +143,7 @@ def _text(value: Any) -> str | None:
 
 def _chat_template(folder: Path, configuration: dict[str, Any]) -> str | None:
     path = folder / TEMPLATE
-    if path.exists():
+    if is_there(path):
         return path.read_text(encoding="utf-8")
     template = configuration.get("chat_template")
     if isinstance(template, list):  # several by name

@@ -13,6 +13,7 @@ from stepsaver.engine.models.rope import Rope, parse_rope
 from stepsaver.engine.prediction import Predicts
 
 MOST_BLOCK_ROWS = 4096  # known models have up to 64
+MOST_BYTES = 1 << 28  # of a file that is read whole; the largest tokenizers have a tenth of it
 TOKEN = Whole(0, 1 << 24)
 # Every field of config.json that we read. The ranges end well above the largest existing models.
 FIELDS: dict[str, Field] = {
@@ -154,9 +155,22 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
+def is_there(path: Path, *, most: float = MOST_BYTES) -> bool:
+    """Whether there is such a file of a checkpoint. Links are followed, as the hub's cache is made of them, but what
+    they lead to is a file, not a device or a pipe that never ends, and not too large to be read whole.
+    """
+    if not path.exists():
+        return False
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file")
+    if (size := path.stat().st_size) > most:
+        raise UsageError(f"{path} has {size} bytes, more than {most}")
+    return True
+
+
 def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
     """The JSON object in one of a checkpoint's files; an empty one if the file is missing and not required."""
-    if not path.exists():
+    if not is_there(path):
         if required:
             raise UsageError(f"{path.parent} has no {path.name}")
         return {}

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 from collections.abc import Callable, Iterable
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from stepsaver.engine.backends.cpu.weights import check_weights
 from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.models import linear
-from stepsaver.engine.models.config import ModelConfig, read_config, read_json
+from stepsaver.engine.models.config import ModelConfig, is_there, read_config, read_json
 from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.threads import require_own_threads
@@ -220,6 +221,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def _open(path: Path) -> "safe_open":
+    is_there(path, most=inf)
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
