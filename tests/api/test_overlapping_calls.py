@@ -3,18 +3,23 @@
 import gc
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import stepsaver
+from stepsaver.engine.batch import BatchContext
 from stepsaver.engine.cache import KeyValueCache
+from stepsaver.engine.state import Sample
 
 QUESTIONS = [
     "Tom has 12 pens and buys 5 more pens. How many pens does Tom have?",
@@ -143,6 +148,46 @@ def test_a_stream_that_is_left_frees_its_caches(embedded: stepsaver.Model) -> No
     stream = open_one()
     del stream
     assert _caches() == before
+
+
+def _alive() -> dict[str, int]:
+    gc.collect()
+    kinds = (KeyValueCache, Sample, torch.Tensor, BatchContext)
+    return {kind.__name__: sum(type(each) is kind for each in gc.get_objects()) for kind in kinds}
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_calls_leave_nothing_behind(embedded: stepsaver.Model, expected: list[Any]) -> None:
+    _ask(embedded, 0)
+    before = _alive()
+    for number in range(200):
+        assert _ask(embedded, number) == expected[number]
+    assert _alive() == before
+
+
+@pytest.mark.long
+def test_memory_is_flat_over_20000_calls(tiny_folder: Path) -> None:
+    """Texts of ever new words and lengths, so that nothing is asked twice; what caches keep is full long before."""
+    model = stepsaver.load(tiny_folder)
+    resident = []
+    for number in range(20_000):
+        text = f"{number} " * (1 + number % 7)
+        kind = number % 4
+        if kind == 0:
+            list(model.generate([text, "x" * (number % 50)], rules=RULES[number // 4 % 4], max_new_tokens=6))
+        elif kind == 1:
+            list(model.generate(text, ids=True, temperature=1.0, seed=number, max_new_tokens=6))
+        elif kind == 2:
+            next(model.generate(text, stream=True, max_new_tokens=12))  # left open
+        else:
+            model.score([(text, " answer"), (text, f" {number}")])
+        if number % 5000 == 4999:
+            gc.collect()
+            resident.append(_resident())
+    assert max(resident) - resident[0] < 8 << 20
 
 
 FORKING = """

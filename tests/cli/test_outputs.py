@@ -1,5 +1,6 @@
 """What a command will write is tried before it starts, and what it shows cannot steer a terminal."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from stepsaver.commands._outputs import check_output_file, check_output_folder
 from stepsaver.commands.generate import for_terminal
 from stepsaver.engine.errors import UsageError
 from tests.conftest import GOLDEN
+from tests.evaluation.tiny_folder import write_model_folder
 
 PROMPT = ["--model", str(GOLDEN), "--ids", "--prompt", "5 6 7", "--max-new-tokens", "4"]
 
@@ -56,6 +58,19 @@ def test_trying_an_output_leaves_everything_as_it_is(tmp_path: Path) -> None:
     assert known.read_text() == "content"
     with pytest.raises(UsageError, match=r"--csv new\.txt: the name ends in none of \.csv, \.CSV2"):
         check_output_file("--csv", Path("new.txt"), (".csv", ".CSV2"))
+
+
+@pytest.mark.parametrize(("context", "status"), [(1020, 0), (1021, 2)])
+def test_a_scored_request_leaves_room_for_a_stop_token(
+    context: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 1024 positions: the context, three tokens and the stop token."""
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text(json.dumps({"context_ids": [5] * context, "continuation_ids": [5, 6, 7]}) + "\n")
+    folder = write_model_folder(tmp_path / "model")
+    command = ["score", "--model", str(folder), "--ids", "--requests", str(requests), "--estimator", "reference"]
+    assert main(command) == status
+    assert ("exceed the model's 1024 positions" in capsys.readouterr().err) == (status == 2)
 
 
 def test_a_text_cannot_steer_a_terminal() -> None:

@@ -171,6 +171,26 @@ def test_a_long_context_is_cut_and_a_longer_continuation_refused(
         lm.loglikelihood(_pairs(("c", "x" * 32)))
 
 
+@pytest.mark.parametrize("score_stop", [False, True])
+def test_a_context_is_cut_to_just_what_fits(byte_tokenizer: TextTokenizer, score_stop: bool) -> None:
+    """With the stop token scored, one position less is left."""
+    lengths: list[int] = []
+
+    def weigh(context: str, continuation: str) -> float:
+        lengths.append(len(context))
+        return 0.0
+
+    lm = _scripted(byte_tokenizer, weigh=weigh, max_positions=32)
+    lm.settings = AdapterSettings(score_stop=score_stop)
+    room = 32 - 4 - score_stop
+    lm.loglikelihood(_pairs(("c" * room, "abcd"), ("d" * (room + 1), "abcd")))
+    assert set(lengths) == {room}
+    longest = "x" * (31 - score_stop)
+    lm.loglikelihood(_pairs(("c", longest)))
+    with pytest.raises(UsageError, match="32 tokens leave no room"):
+        lm.loglikelihood(_pairs(("c", longest + "x")))
+
+
 def test_rolling_counts_every_token_once(byte_tokenizer: TextTokenizer) -> None:
     seen: list[str] = []
 

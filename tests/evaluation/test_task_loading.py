@@ -57,6 +57,17 @@ def test_the_split_that_examples_come_from(config: dict, shots: int | None, spli
     assert task_loading._fewshot_split(config, shots) == split
 
 
+def test_a_tasks_own_split_of_examples_is_missed_though_others_are_there(tmp_path: Path) -> None:
+    """MMLU's examples come from `dev`; its validation questions would be other examples."""
+    for split in ("test", "validation"):
+        (tmp_path / f"anatomy_{split}.csv").write_text("Which?,a,b,c,d,A\nWhere?,a,b,c,d,B\n")
+    assert "has no dev documents for mmlu_anatomy" in _problem("mmlu_anatomy", data_dir=tmp_path, num_fewshot=1)
+    (tmp_path / "anatomy_dev.csv").write_text("When?,a,b,c,d,C\n")
+    task = load_task("mmlu_anatomy", TaskOptions(data_dir=tmp_path, num_fewshot=1)).harness["tasks"]["mmlu_anatomy"]
+    assert [row["question"] for row in task.fewshot_docs()] == ["When?"]
+    load_task("mmlu_anatomy", TaskOptions(data_dir=tmp_path, num_fewshot=0))
+
+
 def test_shots_for_a_task_that_has_none_by_definition() -> None:
     assert "0-shot task by definition" in _problem("mini_gsm8k", num_fewshot=5)
 

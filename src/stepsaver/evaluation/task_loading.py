@@ -89,6 +89,8 @@ def _locate(name: str) -> tuple[TaskDeclaration | None, Any]:
         if name.removesuffix(declaration.suffix) in manager.task_index:
             return declaration, manager
     if name not in harness_names():
+        if declaration is not None and declaration.name == name:
+            raise UsageError(f"task {name} stands in no file of {declaration.source} that lm-eval can read")
         raise unknown_task(name)
     file = harness_names()[name]
     return None, _index_of([file.parent] if file else None)
