@@ -7,7 +7,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, by_confidence
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rows import Rows
-from stepsaver.engine.tuned import not_tuned, tuned
+from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 
@@ -24,9 +24,7 @@ class AdaptiveSteps:
 
     margin: float = field(default=0.3, metadata=tuned(0.2, 0.4, 0.8))
     max_rows: int = field(default=2, metadata=tuned(2, 4))
-    threshold: float = field(
-        default=Threshold.threshold, metadata=not_tuned("the margin bounds the doubts of all rows together")
-    )
+    threshold: float = Threshold.threshold
 
     def __post_init__(self) -> None:
         if not self.margin >= 0:

@@ -1,12 +1,11 @@
 """A fixed number of rows per step, the most confident first (LLaDA, Nie et al., 2025): the number of steps is known."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, by_confidence
 from stepsaver.engine.rows import Rows
-from stepsaver.engine.tuned import not_tuned
 from stepsaver.engine.view import StepView
 
 
@@ -19,7 +18,7 @@ class Fixed:
 
     name: ClassVar[str] = "fixed"
 
-    rows: int = field(default=1, metadata=not_tuned("it is blind to what the model is sure of"))
+    rows: int = 1
 
     def __post_init__(self) -> None:
         if self.rows < 1:

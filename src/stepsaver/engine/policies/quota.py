@@ -1,12 +1,11 @@
 """A quota of rows per step, so that a block takes at most a given number of steps (SDAR, Cheng et al., 2025)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, by_confidence
 from stepsaver.engine.rows import Rows
-from stepsaver.engine.tuned import not_tuned
 from stepsaver.engine.view import StepView
 
 
@@ -21,8 +20,8 @@ class Quota:
 
     name: ClassVar[str] = "quota"
 
-    steps: int = field(metadata=not_tuned("a pace is blind to what the model is sure of"))
-    threshold: float | None = field(default=None, metadata=not_tuned("it belongs to a pace"))
+    steps: int
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:

@@ -7,7 +7,7 @@ from stepsaver.engine.defaults import THRESHOLD
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, by_confidence
 from stepsaver.engine.rows import Rows
-from stepsaver.engine.tuned import not_tuned, tuned
+from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 
@@ -22,7 +22,7 @@ class Threshold:
     name: ClassVar[str] = "threshold"
 
     threshold: float = field(default=THRESHOLD, metadata=tuned(0.95, 0.9, 0.8, 0.7, 0.6, 0.5))
-    at_most: int | None = field(default=None, metadata=not_tuned("it slows a small model down to compare it"))
+    at_most: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.threshold <= 1.0:

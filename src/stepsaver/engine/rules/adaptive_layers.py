@@ -9,7 +9,7 @@ from stepsaver.engine.plan import LayerRows, StepPlan
 from stepsaver.engine.rows import row_sets
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
-from stepsaver.engine.tuned import not_tuned, tuned
+from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 
@@ -29,9 +29,9 @@ class AdaptiveLayers(Rule):
         "by operations in large batches; a small model loses more by asking than it saves, in any batch"
     )
 
-    probe: int = field(default=4, metadata=not_tuned("fewer layers hardly tell, and more leave little to skip"))
+    probe: int = 4
     threshold: float = field(default=0.1, metadata=tuned(0.1, 0.3))
-    max_age: int = field(default=3, metadata=not_tuned("the threshold ends most reuse before it"))
+    max_age: int = 3
 
     def __post_init__(self) -> None:
         if self.probe < 1:

@@ -8,7 +8,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
-from stepsaver.engine.tuned import not_tuned, tuned
+from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 
@@ -29,7 +29,7 @@ class PreviousRow(Rule):
     needs_shift: ClassVar[bool] = True
 
     refresh: Literal["sub-block", "block", "drift"] = field(default="block", metadata=tuned("sub-block", "block"))
-    limit: float = field(default=0.5, metadata=not_tuned("it belongs to drift, which lies between the two others"))
+    limit: float = 0.5
 
     def __post_init__(self) -> None:
         if not self.limit >= 0:

@@ -12,7 +12,7 @@ from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import Rows, row_list, row_set
 from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import SampleStep
-from stepsaver.engine.tuned import not_tuned, tuned
+from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 NEAR = 2  # rows on either side of a changed row, which it affects most
@@ -41,9 +41,9 @@ class Trim(Rule):
     level: Literal["structural", "drift", "changed", "random"] = field(
         default="changed", metadata=tuned("structural", "changed")
     )
-    budget: int = field(default=4, metadata=not_tuned("of the levels drift and random"))
+    budget: int = 4
     settle: int = field(default=1, metadata=tuned(3, 1, 0))
-    age: int = field(default=4, metadata=not_tuned("of the level drift"))
+    age: int = 4
 
     def __post_init__(self) -> None:
         for name, least in (("budget", 0), ("settle", 0), ("age", 1)):
