@@ -122,6 +122,10 @@ def test_a_winner_has_its_tokens_per_forward_beside_the_baselines(
     assert main(tune(workspace, "--max-drop", "90", "--budget", "10min", "--out", str(out))) == 0
     assert (out / "recipe.yaml").read_text() == recipe
     assert json.loads((out / "tuning.json").read_text())["attempts"] == document["attempts"]
+    # what was confirmed in one precision says nothing about another
+    capsys.readouterr()
+    assert main(tune(workspace, "--max-drop", "90", "--dtype", "float64", "--out", str(out))) == 2
+    assert "is a tuning with another version of model, data or engine" in capsys.readouterr().err
 
 
 def test_a_stopped_attempt_goes_on_with_the_problems_on_record(

@@ -7,7 +7,7 @@ import pytest
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.tune.observed import Observed
-from stepsaver.tune.tuning import REFERENCE_FRESH, FreshTrials
+from stepsaver.tune.trials import REFERENCE_FRESH, FreshTrials
 
 SIZES = [16] * 10 + [5]
 SECONDS = {"baseline": 1.0, "fast": 0.5, "autoregressive": 2.0}

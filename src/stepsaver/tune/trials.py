@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 from statistics import fmean
 
@@ -12,10 +12,12 @@ from stepsaver.bench.documents import Timing
 from stepsaver.bench.experiment import ConfigSpec
 from stepsaver.bench.session import Chunk
 from stepsaver.bench.timings import chunk_pairs, speed_ups
+from stepsaver.engine.errors import UsageError
 from stepsaver.tune.observed import Observed
 from stepsaver.tune.problems import Problems
 
 BASELINE, REFERENCE = "baseline", "autoregressive"  # plain decoding, and the reference that no drop is judged by
+REFERENCE_FRESH = 8  # fresh chunks on which the reference is timed
 BUSY = 0.5  # cores that other processes use while a chunk is timed: it then counts only if no chunk was quieter
 
 Report = Callable[[str], None]  # told what is being run
@@ -103,6 +105,37 @@ class BenchTrials:
         """Returns the mean over what is measured of a candidate so far; 0 if nothing is."""
         timings = self.cells[name].stored.own_timings if name in self.cells else []
         return sum(each.seconds for each in timings) / max(sum(each.samples for each in timings), 1)
+
+
+@dataclass
+class FreshTrials:
+    """Candidates on the problems that the search never saw."""
+
+    trials: BenchTrials
+    searched: BenchTrials
+
+    def affordable(self, name: str, problems: int) -> int:
+        """Returns how many of these problems, in whole chunks, the time left allows by the timings of the search."""
+        counts = self._counts()
+        baseline, ours, reference = map(self.searched.seconds_per_problem, (BASELINE, name, REFERENCE))
+        left = self.trials.seconds_left() - reference * counts[:REFERENCE_FRESH][-1]
+        most = max(left, 0.0) / max(baseline + ours, 1e-9)
+        needed = next(count for count in counts if count >= problems)
+        return max((count for count in counts if count <= min(needed, most)), default=0)
+
+    def run_first(self, name: str, problems: int) -> Observed | None:
+        if problems not in self._counts():
+            raise UsageError(f"the attempt at {name} is of {problems} problems, which are no whole chunks")
+        if self.trials.config_of(name) is None:
+            return None
+        chunks = self._counts().index(problems) + 1
+        for chunk in range(chunks):
+            self.trials.run([name, REFERENCE] if chunk < REFERENCE_FRESH else [name], chunk)
+        return self.trials.observed(name, chunks)
+
+    def _counts(self) -> list[int]:
+        """How many problems the first chunks have: of one, of two, ..."""
+        return list(accumulate(len(chunk.samples) for chunk in self.trials.problems.chunks))
 
 
 def _was_busy(timing: Timing) -> bool:

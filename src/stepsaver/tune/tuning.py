@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from math import isfinite
 from typing import Any
 
@@ -19,14 +18,14 @@ from stepsaver.engine import registry
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.recipe import Figure, MadeFor, Measured, Recipe, versions_here
 from stepsaver.tune.confirm import MOST_ATTEMPTS, Attempt, Attempts, confirm, least_problems
-from stepsaver.tune.observed import Goal, Observed, drop_interval, speed_interval
+from stepsaver.tune.observed import Goal, drop_interval, speed_interval
 from stepsaver.tune.problems import Problems, SplitProblems
 from stepsaver.tune.search import search
 from stepsaver.tune.space import Candidate, DeclaredSpace
-from stepsaver.tune.trials import BASELINE, REFERENCE, BenchTrials, Report
+from stepsaver.tune.trials import BASELINE, REFERENCE, BenchTrials, FreshTrials, Report
 
 SHARE_OF_SEARCH = 0.5  # of the budget; the rest is for confirming
-REFERENCE_SEARCHED, REFERENCE_FRESH = 2, 8  # chunks on which autoregressive decoding is timed too
+REFERENCE_SEARCHED = 2  # chunks on which autoregressive decoding is timed, before the search
 
 
 @dataclass(frozen=True)
@@ -40,37 +39,6 @@ class Aim:
     @property
     def limit(self) -> float:
         return self.max_drop / 100
-
-
-@dataclass
-class FreshTrials:
-    """Candidates on the problems that the search never saw."""
-
-    trials: BenchTrials
-    searched: BenchTrials
-
-    def affordable(self, name: str, problems: int) -> int:
-        """Returns how many of these problems, in whole chunks, the time left allows by the timings of the search."""
-        counts = self._counts()
-        baseline, ours, reference = map(self.searched.seconds_per_problem, (BASELINE, name, REFERENCE))
-        left = self.trials.seconds_left() - reference * counts[:REFERENCE_FRESH][-1]
-        most = max(left, 0.0) / max(baseline + ours, 1e-9)
-        needed = next(count for count in counts if count >= problems)
-        return max((count for count in counts if count <= min(needed, most)), default=0)
-
-    def run_first(self, name: str, problems: int) -> Observed | None:
-        if problems not in self._counts():
-            raise UsageError(f"the attempt at {name} is of {problems} problems, which are no whole chunks")
-        if self.trials.config_of(name) is None:
-            return None
-        chunks = self._counts().index(problems) + 1
-        for chunk in range(chunks):
-            self.trials.run([name, REFERENCE] if chunk < REFERENCE_FRESH else [name], chunk)
-        return self.trials.observed(name, chunks)
-
-    def _counts(self) -> list[int]:
-        """How many problems the first chunks have: of one, of two, ..."""
-        return list(accumulate(len(chunk.samples) for chunk in self.trials.problems.chunks))
 
 
 class Tuning:
