@@ -48,6 +48,18 @@ def test_chunks_read_back(tmp_path: Path) -> None:
     assert [each.chunk for each in cell.timings] == [0, 1, 2]
 
 
+def test_of_a_chunk_timed_again_and_again_the_last_timing_counts(tmp_path: Path) -> None:
+    cell = open_cell_files(filled(tmp_path / "cell"), identity(), "run", provenance=PROVENANCE)
+    for session, instead in (("a", "s"), ("b", "a"), ("c", "b")):
+        cell.append_timing(timing(1, session=session, instead_of=instead, seconds=2.0))
+    cell.append_timing(timing(1, session="beside another config"))
+    read = read_cell_files(tmp_path / "cell", "run")
+    assert [(each.chunk, each.session) for each in read.own_timings] == [(0, "s"), (1, "c"), (2, "s")]
+    counting = [(0, "s"), (2, "s"), (1, "c"), (1, "beside another config")]
+    assert [each.key for each in read.counting_timings] == counting
+    assert len(read.timings) == 7, "all stay on record"
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_cut_anywhere_keeps_its_whole_chunks(
