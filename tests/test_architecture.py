@@ -64,7 +64,7 @@ def test_every_module_that_is_imported_is_there() -> None:
 
 
 # Where decoding starts: from here on nothing is imported that the package does not require.
-DECODING = ("cli", "extending", "api.model", "commands.generate", "commands.score", "report.trace_page")
+DECODING = ("cli", "extending", "api.model", "commands.generate", "commands.score", "report.html_pages")
 REQUIRED = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "stepsaver"}
 
 

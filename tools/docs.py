@@ -33,9 +33,9 @@ from stepsaver.bench.experiment_file import read_experiment
 from stepsaver.bench.statistics import Interval
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.report.artifacts import read_artifacts
+from stepsaver.report.blocks import markdown_table
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.results_page import result_tables
-from stepsaver.report.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("*.md", "docs/*.md", "benchmarks/*.md", "examples/*/*.md", "experiments/*/*.md")

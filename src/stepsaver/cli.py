@@ -22,6 +22,7 @@ DONE, CHECK_FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 LONGEST_MESSAGE = 1000
 # By the name that a command had, what has its work now.
 MOVED = {
+    "audit": "stepsaver report NAME, with --check for exit code 1",
     "calibrate": "python -m benchmarks.calibrate, in a clone of the repository",
     "discard": "stepsaver run --force --why TEXT, which keeps what was stored and records why",
     "docs": "python tools/docs.py, in a clone of the repository",
@@ -29,6 +30,7 @@ MOVED = {
     **{kind: f"stepsaver list {kind}" for kind in ("rules", "policies", "tasks", "models")},
     "speed": "python -m benchmarks.speed, in a clone of the repository",
     "train": "python -m training, in a clone of the repository",
+    "verdict": "stepsaver report NAME",
 }
 NOTHING_KEPT = "nothing was written"  # unless a command's `WHEN_STOPPED` says what a stop leaves
 

@@ -48,7 +48,7 @@ def test_figures_have_intervals(comparison: stepsaver.Comparison) -> None:
 def test_the_folder_is_an_experiment_that_the_commands_read(
     comparison: stepsaver.Comparison, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["verdict", str(comparison.folder), "--task", "mini_gsm8k", "--limit", "8"]) == 0
+    main(["report", str(comparison.folder), "--check", "--wide", "--task", "mini_gsm8k", "--limit", "8"])
     assert comparison.verdict.sentence in capsys.readouterr().out
 
 

@@ -19,7 +19,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.report.artifacts import read_stored_task
 from stepsaver.report.experiment_page import experiment_page
 from stepsaver.report.figures import wanted_regions
-from stepsaver.report.overview import Overview, overview_page
+from stepsaver.report.overview import Overview, results_document
 from tests.bench.conftest import EXPERIMENT
 from tests.bench.running import run
 from tests.bench.tampering import edit_lines
@@ -150,11 +150,11 @@ def test_a_disturbed_config_is_timed_again_beside_its_own_baseline(
 
 
 def test_pages_and_tables_name_the_other_baseline(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verdict", str(finished), "--limit", str(LIMIT), "--task", "mini_ifeval"]) == 0
+    main(["report", str(finished), "--check", "--wide", "--limit", str(LIMIT), "--task", "mini_ifeval"])
     printed = capsys.readouterr().out
     assert "Against baseline: " in printed
     assert "Against paced: " in printed
-    assert any(line.startswith("paced_trim") and "against paced" in line for line in printed.splitlines())
+    assert any(line.startswith("paced_trim: against paced ") for line in printed.splitlines())
     experiment = read_experiment(finished)
     task = read_stored_task(
         experiment, finished / "results", "mini_ifeval", limit=LIMIT, model=experiment.spec.model, with_documents=False
@@ -167,9 +167,9 @@ def test_pages_and_tables_name_the_other_baseline(finished: Path, capsys: pytest
     assert [region.rate for region in wanted_regions(task)] == pytest.approx(
         [1.2 * rates["baseline"].value, 1.8 * rates["paced"].value]  # type: ignore[union-attr]
     )
-    overview = overview_page(Overview([task], [], []))
-    assert "paced (baseline)" in overview
-    assert "paced_trim (fastest)" in overview
+    overview = results_document(Overview([task], [], []))
+    assert "| paced (baseline) |" in overview
+    assert "| paced_trim (fastest) |" in overview
 
 
 def experiment_of(folder: Path, text: str) -> Experiment:

@@ -163,8 +163,8 @@ ALTERED = [
 
 def found_by_audit(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
     capsys.readouterr()
-    code = main(["audit", str(folder), "--limit", str(LIMIT), "--json"])
-    found = json.loads(capsys.readouterr().out)
+    code = main(["report", str(folder), "--check", "--limit", str(LIMIT), "--json"])
+    found = [finding for task in json.loads(capsys.readouterr().out).values() for finding in task["findings"]]
     return code, [each["message"] for each in found if each["check"] == "integrity" and each["level"] == "invalid"]
 
 

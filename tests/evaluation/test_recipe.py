@@ -62,13 +62,6 @@ def test_a_recipe_is_read_as_it_was_written_and_says_first_what_was_measured(tmp
     )
 
 
-def test_the_recipe_of_the_repository_is_as_tune_writes_it() -> None:
-    path = Path(__file__).parents[2] / "experiments" / "08_tuned" / "recipe.yaml"
-    text = path.read_text()
-    assert text.startswith(recipe_text(read_recipe(path)))
-    assert text.splitlines()[-1].startswith("# baseline: TPF ")
-
-
 def test_agreement_is_called_agreement() -> None:
     said = str(MEASURED.model_copy(update={"measure": "agreement", "over_autoregressive": None}))
     assert said.startswith("1.69x [1.64, 1.73] of plain decoding at a loss of agreement with plain decoding of 0.40 [")

@@ -28,9 +28,7 @@ CALLS: dict[str, list[list[str]]] = {
     "list": [["list", "rules"], ["list", "models"]],
     "run": [[*RUN, "--dry-run"], RUN],
     "status": [["status"], ["status", "tiny", "--limit", "2"]],
-    "verdict": [["verdict", "tiny", "--limit", "2"]],
-    "audit": [["audit", "tiny", "--limit", "2"]],
-    "report": [["report", "tiny", "--limit", "2"], ["report"]],
+    "report": [["report", "tiny", "--limit", "2"], ["report", "tiny", "--limit", "2", "--check"], ["report"]],
     "new": [["new", "x"]],
 }
 NAMES = sorted(each.name for each in iter_modules(commands.__path__) if not each.name.startswith("_"))

@@ -56,7 +56,9 @@ def experiment_cases(draw: st.DrawFn, workspace: Path) -> Case:
             tree = draw(spoiled(tree, tuple(ExperimentSpec.model_fields)))
         new = draw(st.sampled_from([as_json, _as_yaml]))(tree)
     command = draw(
-        st.sampled_from([["status"], ["verdict", "tiny", "--limit", "2"], [*RUN, "--dry-run"], ["report"], RUN])
+        st.sampled_from(
+            [["status"], ["report", "tiny", "--limit", "2", "--check"], [*RUN, "--dry-run"], ["report"], RUN]
+        )
     )
     return Case(affordable(list(command)), {name: new})
 
@@ -94,7 +96,7 @@ def stored_cases(draw: st.DrawFn, workspace: Path) -> Case:
     else:
         new = draw(damaged(content))
     commands = [
-        ["status"], ["audit", "tiny", "--limit", "2"], ["verdict", "tiny", "--limit", "2", "--json"],
+        ["status"], ["report", "tiny", "--limit", "2", "--check"], ["report", "tiny", "--limit", "2", "--json"],
         ["report", "tiny", "--limit", "2"], ["report"], [*RUN, "--dry-run"], RUN,
         ["report", "tiny", "--limit", "2", "--save-artifacts", "--csv", "x.csv"],
         [*RUN, "--force", "--why", "so"],

@@ -48,11 +48,13 @@ def summary_of(config: str, index: int, samples: int, rate: Interval, *, is_base
         accuracy=accuracy,
         accuracy_interval=[accuracy - 0.02, accuracy + 0.02],
         samples=samples,
+        baseline="k1_first",
         is_baseline=is_baseline,
         paired=made_up.SUMMARY["paired"] | {"drop_points": [drop, drop - 1, drop + 1]},
         speed_up={"tokens_per_s": [up, up - 0.02, up + 0.02], "seconds_per_sample": [up, up - 0.01, up + 0.02]},
         predicted=up + 0.01,
         rate=rate,
+        tokens_before_stop=9_500,
         throughput=made_up.SUMMARY["throughput"] | {"decode_seconds": 100 / up, "tokens_per_s": 100 * up},
         cost=made_up.SUMMARY["cost"]
         | {

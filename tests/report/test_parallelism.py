@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepsaver.bench.documents import Summary
-from stepsaver.report.parallelism import accuracy_under_parallelism, parallelism_blocks, parallelism_of
+from stepsaver.report.parallelism import accuracy_under_parallelism, parallelism_of, parallelism_table
 from tests.bench import made_up
 from tests.report.reports import made_up_experiment, made_up_task
 
@@ -24,7 +24,6 @@ def test_tokens_per_forward_with_and_without_commits() -> None:
     assert found is not None
     assert found.tokens_per_step == pytest.approx(120 / 50)
     assert found.tokens_per_forward == pytest.approx(120 / 60)
-    assert found.flops_per_token == pytest.approx(2e7)
 
 
 def test_what_took_no_step_has_none() -> None:
@@ -43,8 +42,9 @@ def test_pages_have_the_table_for_generated_texts_only(tmp_path: Path, path: str
     counted = 5000 if path == "generation" else None
     summaries = [each.model_copy(update={"tokens_before_stop": counted}) for each in task.summaries]
     cells = tuple(replace(each, summary=one) for each, one in zip(task.cells, summaries, strict=True))
-    tables = parallelism_blocks(replace(task, cells=cells))
-    assert [len(each["rows"]) for each in tables] == ([len(cells)] if path == "generation" else [])
+    rows = parallelism_table(replace(task, cells=cells))["rows"]
+    assert [row[0]["text"] for row in rows] == ([each.name for each in cells] if counted else [])
+    assert all(row[4]["text"] == f"{1e9 / 5000 / 1e9:.4f}" for row in rows)
 
 
 def test_aup_of_one_point_is_its_area() -> None:

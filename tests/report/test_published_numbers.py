@@ -8,9 +8,10 @@ import pytest
 
 from stepsaver.cli import main
 from stepsaver.report.artifacts import save_artifacts
+from stepsaver.report.blocks import markdown
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.parallelism import parallelism_of
-from stepsaver.report.published_numbers import published_blocks, published_markdown, published_names, read_published
+from stepsaver.report.published_numbers import published_blocks, published_names, read_published
 from tests.report.reports import made_up_experiment, made_up_task
 
 CONFIGS = [f"k{k}_{layers}" for k in (1, 2, 3) for layers in ("first", "middle", "last")]
@@ -65,8 +66,8 @@ def test_a_page_and_a_table_say_whose_numbers_they_are(gsm8k: ReportTask) -> Non
     assert not any("reuse not applied" in cells[-1] for cells in by_name.values())
     texts = [item["text"] for item in faults["items"]]
     assert texts[0].startswith("forward on reuse (k2_first, k2_middle, k2_last, k3_first")
-    written = published_markdown(gsm8k, read_published("source"))
-    assert "| k2_last | 75.00% | 73.77% | 109.50 | 40.51 |" in written
+    written = f"{markdown(table)}\n{markdown(faults)}"
+    assert "| k2_last | 75.00 % | 73.77 % | 109.50 | 40.51 |" in written
     assert all(f"- {text}" in written for text in texts)
 
 
@@ -76,24 +77,23 @@ def test_tokens_per_forward_stand_beside_ours(gsm8k: ReportTask) -> None:
     sides = [f"accuracy, {mine}", "accuracy, reported", f"TPF, {mine}", "TPF, reported"]
     assert table["columns"] == ["config", *sides, "known faults"]
     by_name = {row[0]["text"]: [each["text"] for each in row[1:5]] for row in table["rows"]}
-    assert by_name["threshold"] == ["–", "81.48 %", "–", "2.21"]
+    assert by_name["threshold"] == ["-", "81.48 %", "-", "2.21"]
     ours = parallelism_of(gsm8k.summaries[0])
     assert ours is not None
-    assert by_name["k1_first"] == ["90.00 %", "–", f"{ours.tokens_per_step:.2f}", "–"]
+    assert by_name["k1_first"] == ["90.00 %", "-", f"{ours.tokens_per_step:.2f}", "-"]
     assert "on a device that is not said" in table["caption"]
     assert "GSM8K by a metric that is not said. Here:" in table["caption"]
 
 
 def test_mmlu_has_the_fault_that_voids_it(gsm8k: ReportTask) -> None:
     table, faults = published_blocks(as_task(gsm8k, "mmlu"), read_published("source"))
-    assert {(row[2]["text"], row[4]["text"]) for row in table["rows"]} == {("66.53 %", "–")}
+    assert {(row[2]["text"], row[4]["text"]) for row in table["rows"]} == {("66.53 %", "-")}
     assert any(item["text"].startswith("reuse not applied (all configs)") for item in faults["items"])
 
 
 def test_another_task_has_no_counterpart(gsm8k: ReportTask) -> None:
     other = as_task(gsm8k, "ifeval")
     assert published_blocks(other, read_published("source")) == []
-    assert published_markdown(other, read_published("source")) == ""
 
 
 def test_the_command(gsm8k: ReportTask, capsys: pytest.CaptureFixture[str]) -> None:

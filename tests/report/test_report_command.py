@@ -84,7 +84,8 @@ def test_a_report_writes_the_page_and_the_tables(experiment: Path, capsys: pytes
     (experiment / "results.md").write_text("# Mine\n\n<!-- tables -->\n<!-- /tables -->\n\nmy analysis\n")
     report(experiment)
     printed = capsys.readouterr().out.splitlines()
-    assert printed == [str(experiment / "results.md"), str(experiment / "report.html")]
+    assert printed[-2:] == [str(experiment / "results.md"), str(experiment / "report.html")]
+    assert printed[0] == "00_tiny, mini_gsm8k_limit_4, 4 samples"
     written = (experiment / "results.md").read_text()
     assert "| Config | Rules | Accuracy | Throughput (tokens/s) | Total Tokens | Total Time (h) | Notes |" in written
     assert re.search(r"#### \d{4}-\d\d-\d\d - 00_tiny\n- \*\*Task\*\*: mini_gsm8k", written)
@@ -120,6 +121,8 @@ def test_questions_of_other_prompts_are_not_shown(experiment: Path) -> None:
 def test_tables_and_figures_for_a_paper(experiment: Path, tmp_path: Path) -> None:
     report(experiment, "--csv", str(tmp_path / "t.csv"), "--figures", str(tmp_path / "figures"))
     rows = list(csv.DictReader((tmp_path / "t.csv").open()))
+    assert (rows[0]["verdict"], rows[0]["speed_up"], rows[0]["drop_points_low"]) == ("baseline", "1.0", "0.0")
+    assert float(rows[1]["speed_up_low"]) <= float(rows[1]["speed_up"]) <= float(rows[1]["speed_up_high"])
     assert [(row["task"], row["config"]) for row in rows][:3] == [
         (f"mini_gsm8k_limit_{LIMIT}", each) for each in CONFIGS
     ]
@@ -141,12 +144,12 @@ def test_missing_running_stopped_and_failed_configs_are_named(
     for note, state in states:
         report(experiment)
         tabs = page_data(experiment / "report.html")["tabs"]
-        last = {row[0]["text"]: row[-1] for row in block(tabs[0], "results")["rows"]}
+        last = {row[0]["text"]: row[1] for row in block(tabs[0], "results")["rows"]}
         assert last["baseline"]["text"] == "baseline"
         assert last["trimmed"] == {"text": "missing", "value": "missing", "small": "not run yet", "tone": "open"}
         assert last["output"]["text"] == state
         assert last["output"]["small"].startswith(note)
-        failed = {row[0]["text"]: row[-1]["text"] for row in block(tabs[1], "results")["rows"]}
+        failed = {row[0]["text"]: row[1]["text"] for row in block(tabs[1], "results")["rows"]}
         assert failed == {"baseline": "baseline", "output": "failed", "trimmed": "failed"}
         assert "Not there yet: output (" in (experiment / "results.md").read_text()
         (experiment / "results" / ".lock").write_text(f"{os.getpid()} on {platform.node()}")
@@ -170,7 +173,7 @@ def test_two_experiments_runs_and_models_side_by_side(experiment: Path, capsys: 
         report(experiment, "--task", "mini_gsm8k", "--compare", name)
         tab = page_data(experiment / "report.html")["tabs"][0]
         rows = block(tab, "compare")["rows"]
-        assert {row[0]["text"] for row in rows if row[2]["text"] != "–"} == set(there), name
+        assert {row[0]["text"] for row in rows if row[2]["text"] != "-"} == set(there), name
         marks = [each for each in block(tab, "accuracy_speed")["figure"]["data"] if each.get("meta")]
         assert len(marks) == len(CONFIGS) + len(there)
     report(experiment, "--compare", "nobody", expected=2)
@@ -256,21 +259,19 @@ def test_the_page_over_all_experiments(experiment: Path, chromium: Any, capsys: 
     assert main(["report"]) == 0
     page = experiment.parent / "report.html"
     written = [page, experiment.parent / "RESULTS.md", experiment.parent / "STATUS.md"]
-    assert capsys.readouterr().out.splitlines() == list(map(str, written))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-3:] == list(map(str, written))
+    assert [line.split()[0] for line in printed[1:3]] == ["00_tiny", "01_other"]  # a line per experiment
+    assert max(map(len, printed[:-3])) <= 80
     open_page(chromium, page)
-    assert texts(chromium, "[role=tab]") == ["Summary", "Experiment log", "mini_gsm8k", "mini_mmlu"]
+    assert texts(chromium, "[data-block=index] td:first-child") == ["00_tiny", "01_other"]
     assert texts(chromium, "[data-block=metrics] td:first-child") == ["mini_gsm8k", "mini_mmlu"]
+    assert count(chromium, "details[open]") == 0  # what is long waits to be asked for
     assert "output was set aside" in text(chromium, "[data-block=issues]")
     assert "too <b>slow" in text(chromium, "[data-block=issues]")
     pending = text(chromium, "[data-block=pending]")
     assert "02_later, mini_gsm8k: nothing is stored yet" in pending
     assert "output (not run yet)" in pending
-    tabs = chromium.find_elements("css selector", "[role=tab]")
-    tabs[1].click()
-    labels = ["Task", "Configuration", "Results", "Notes", "Logs"]
-    assert texts(chromium, ".entry:first-of-type > ul > li > strong") == labels
-    tabs[2].click()
-    assert count(chromium, "[data-block=complete] tbody tr") == 6
     assert chromium.get_log("browser") == []
     assert main(["report", "--figures", "x"]) == 2
 
@@ -303,29 +304,55 @@ def test_a_demonstration_changes_nothing_but_results(
 
 
 def test_a_clone_reads_artifacts_where_it_has_no_results(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Status, verdict and audit, each of which says so; what is stored comes first."""
+    """Status and report, each of which says so; what is stored comes first."""
 
-    def said(command: str) -> tuple[int, str, Any]:
+    def said(*command: str) -> tuple[int, str, Any]:
         capsys.readouterr()
-        code = main([command, str(experiment), "--limit", str(LIMIT)])
+        code = main([*command, str(experiment), "--limit", str(LIMIT)])
         printed = capsys.readouterr().out
-        main([command, str(experiment), "--limit", str(LIMIT), "--json"])
+        main([*command, str(experiment), "--limit", str(LIMIT), "--json"])
         return code, printed, json.loads(capsys.readouterr().out)
 
     report(experiment, "--save-artifacts")
-    stored = {command: said(command) for command in ("status", "verdict", "audit")}
+    stored = {command: said(*command) for command in (("status",), ("report", "--check"))}
     assert all("artifacts" not in printed for _, printed, _ in stored.values())
     shutil.rmtree(experiment / "results")
     for command, (code, printed, document) in stored.items():
-        clone_code, clone_printed, clone_document = said(command)
+        clone_code, clone_printed, clone_document = said(*command)
         assert clone_code == code
         assert "from artifacts" in clone_printed
         assert json.loads(json.dumps(clone_document).replace('"artifacts"', '"results"')) == document
-        if command == "audit":
-            assert clone_printed.splitlines()[:-1] == printed.splitlines()
+        if command[0] == "report":
+            note = ", from artifacts: audited when they were saved"
+            assert clone_printed.replace(note, "") == printed
     shutil.rmtree(experiment / "artifacts")
-    assert main(["verdict", str(experiment), "--limit", str(LIMIT)]) == 2
-    assert main(["audit", str(experiment), "--limit", str(LIMIT)]) == 2
+    report(experiment, "--check", expected=2)
+
+
+def test_a_check_prints_and_writes_nothing(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Within 80 columns, unless everything is asked for; only what is invalid fails it."""
+    before = {path for path in experiment.rglob("*") if path.suffix in (".html", ".md")}
+    path = cell(experiment, "trimmed", "mini_mmlu") / "samples.jsonl"
+    edit_lines(path, lambda lines: [lines[0] | {"digest": "another"}, *lines[1:]])
+    capsys.readouterr()
+    report(experiment, "--check", expected=1)
+    printed = capsys.readouterr().out
+    assert {path for path in experiment.rglob("*") if path.suffix in (".html", ".md")} == before
+    assert max(map(len, printed.splitlines())) <= 80
+    first = printed.splitlines()
+    assert first[0] == "00_tiny, mini_gsm8k_limit_4, 4 samples"
+    assert first[2].split()[:3] == ["config", "verdict", "right"]
+    assert [line.split()[:2] for line in first[3:6]] == [
+        ["baseline", "baseline"],
+        *([n, "undecided"] for n in CONFIGS[1:]),
+    ]
+    assert re.search(r"audit, invalid: trimmed had another prompt than baseline", " ".join(printed.split()))
+    report(experiment, "--check", "--wide", expected=1)
+    assert "tokens/s" in capsys.readouterr().out
+    report(experiment, "--json")
+    found = json.loads(capsys.readouterr().out)[f"mini_mmlu_limit_{LIMIT}"]
+    assert (found["outcome"], found["source"], found["unfinished"]) == ("undecided", "results", {})
+    assert "invalid" in {finding["level"] for finding in found["findings"]}
 
 
 def test_artifacts_do_not_hide_results_that_nothing_identifies(
@@ -335,9 +362,10 @@ def test_artifacts_do_not_hide_results_that_nothing_identifies(
     for path in (experiment / "results").rglob("run.json"):
         path.write_text("{}")
     capsys.readouterr()
-    assert main(["audit", str(experiment), "--limit", str(LIMIT), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert {(each["source"], each["check"], each["level"]) for each in found} == {("results", "integrity", "invalid")}
+    report(experiment, "--check", "--json", expected=1)
+    for task in json.loads(capsys.readouterr().out).values():
+        assert task["source"] == "results"
+        assert {(each["check"], each["level"]) for each in task["findings"]} == {("integrity", "invalid")}
     report(experiment)
 
 

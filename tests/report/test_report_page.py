@@ -15,8 +15,7 @@ from stepsaver.bench.folders import find_experiment
 from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportCell
 from stepsaver.report.experiment_page import experiment_page
-from stepsaver.report.tables import complete_rows, result_rows
-from stepsaver.report.task_blocks import result_table
+from stepsaver.report.tables import complete_table, result_table, result_text
 from tests.report.browsing import background_shades, count, open_page, set_scheme, text, texts
 from tests.report.reports import made_up_experiment, made_up_task
 
@@ -45,22 +44,21 @@ def page(experiment: Experiment) -> Path:
 def test_a_control_is_called_one_and_is_not_red(experiment: Experiment) -> None:
     """k1_middle and k1_last do exactly the work of k1_first: there is nothing to reject."""
     task = made_up_task(experiment)
-    same = {"predicted_speed_up": 1.0, "ceiling": 1.0, "different_answers": 0}
+    same = {"is_control": True}
     controls = [
         replace(cell, summary=cell.summary.model_copy(update=same))
         for cell in task.cells[1:3]
         if cell.summary is not None
     ]
     task = replace(task, cells=(task.cells[0], *controls, *task.cells[3:]))
-    shown = [row[-1] for row in result_table(task)["rows"]]
+    shown = [row[1] for row in result_table(task)["rows"]]
     control = {"text": "control", "value": "control", "small": "it does exactly the baseline's work"}
     assert shown[1:3] == [control, control]
     assert {each.get("tone") for each in shown if each["text"] == "rejected"} <= {"bad"}
-    assert [row[-1] for row in complete_rows(task)[:3]] == [
-        "Baseline",
-        *["control: it does exactly the baseline's work"] * 2,
-    ]
-    assert [row[-1] for row in result_rows(task.summaries, task.verdict())[:3]] == ["baseline", "control", "control"]
+    notes = [row[-1]["text"] for row in complete_table(task)["rows"][:3]]
+    assert notes == ["Baseline", *["control: it does exactly the baseline's work"] * 2]
+    lines = result_text(task.summaries, task.verdict()).splitlines()
+    assert [line.split()[1] for line in lines[1:4]] == ["baseline", "control", "control"]
 
 
 def test_committed_artifacts_show_controls_and_rates_over_chunks() -> None:
@@ -71,8 +69,8 @@ def test_committed_artifacts_show_controls_and_rates_over_chunks() -> None:
         outcomes = {each.config: each.outcome for each in task.verdict().configs}
         twins = [each for each in outcomes if each in ("k1_middle", "k1_last")]
         assert {outcomes[each] for each in twins} == ({"control"} if name == "00_baseline" else set())
-        for row in result_rows(task.summaries, task.verdict()):
-            assert re.fullmatch(r"\d+ \[\d+, \d+\]", row[3]), row
+        for row in result_table(task)["rows"]:
+            assert re.fullmatch(r"\[[\d,]+, [\d,]+\]", row[6]["small"]), row
 
 
 def show(browser: Any, path: Path, **how: Any) -> None:
@@ -80,6 +78,12 @@ def show(browser: Any, path: Path, **how: Any) -> None:
     open_page(browser, path, **how)
     browser.execute_async_script("window.shown.then(() => arguments[0]())")
     assert browser.get_log("browser") == []
+
+
+def names(browser: Any) -> list[str]:
+    """The configs in the order of the table, without the rules under their names."""
+    cells = "document.querySelectorAll('[data-block=results] tbody td:first-child')"
+    return browser.execute_script(f"return [...{cells}].map((each) => each.firstChild.textContent)")
 
 
 def points(browser: Any) -> list[str]:
@@ -120,18 +124,29 @@ def every_figure_is_drawn(chromium: Any) -> None:
 
 def test_columns_sort_up_and_down(chromium: Any, page: Path) -> None:
     show(chromium, page)
-    column = "[data-block=results] tbody td:first-child"
-    before = texts(chromium, column)
+    before = names(chromium)
     headings = chromium.find_elements("css selector", "[data-block=results] th button")
     button = next(each for each in headings if each.text.startswith("speed-up"))
     drop = next(each for each in headings if each.text.startswith("drop"))
     button.click()
-    assert texts(chromium, column) == before  # made up in that order
+    assert names(chromium) == before  # made up in that order
     button.click()
-    assert texts(chromium, column) == before[::-1]
+    assert names(chromium) == before[::-1]
     assert chromium.execute_script("return arguments[0].parentNode.ariaSort", button) == "descending"
     drop.click()
-    assert texts(chromium, column)[-1] == "k1_first"  # the baseline has no drop: what has no value is last
+    assert names(chromium)[-1] == "k1_first"  # the baseline has no drop: what has no value is last
+
+
+def test_verdicts_and_rules_are_in_sight_and_a_telephone_scrolls_little(chromium: Any, page: Path) -> None:
+    show(chromium, page, width=1200)
+    heading = chromium.find_elements("css selector", "[data-block=results] th")[1]
+    assert heading.text.strip() == "verdict"
+    assert heading.rect["x"] + heading.rect["width"] < 600
+    rules = "layer_reuse:k=2,layers=first,mode=output"
+    assert texts(chromium, "[data-block=results] td:first-child .small")[3] == rules
+    show(chromium, page, width=400)
+    assert chromium.execute_script("return document.documentElement.scrollHeight") < 5000
+    assert texts(chromium, "details:not([open]) summary") == ["Parallelism", "Where this comes from", "Runs"]
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -232,8 +247,8 @@ def test_what_is_not_finished_is_said_and_the_rest_is_shown(chromium: Any, tmp_p
     assert chromium.execute_script("return document.querySelector('.plot').layout.shapes.length") == 0
     rows = dict(
         zip(
-            texts(chromium, "[data-block=results] td:first-child"),
-            texts(chromium, "[data-block=results] td:last-child"),
+            names(chromium),
+            texts(chromium, "[data-block=results] td:nth-child(2)"),
             strict=True,
         )
     )

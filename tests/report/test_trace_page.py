@@ -10,7 +10,7 @@ import pytest
 from stepsaver.cli import main
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.evaluation.tokenizer import TextTokenizer
-from stepsaver.report.trace_page import json_in_html, trace_page
+from stepsaver.report.html_pages import json_in_html, trace_page
 from tests.conftest import GOLDEN
 from tests.report.browsing import background_shades, count, open_page, text
 from tests.report.traces import BLOCK, document_of, engine_of

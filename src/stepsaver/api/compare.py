@@ -53,7 +53,7 @@ class Comparison:
 
     @property
     def folder(self) -> Path:
-        """The experiment's folder, which `stepsaver report` and `stepsaver audit` can read."""
+        """The experiment's folder, which `stepsaver report` can read."""
         return self._experiment.folder
 
     @property
@@ -84,11 +84,11 @@ class Comparison:
         )
 
     def __str__(self) -> str:
-        from stepsaver.report.tables import plain_table, result_rows
+        from stepsaver.report.tables import result_text
 
         summaries, verdict = self._task.summaries, self.verdict
         lines = [f"{self._name}, {summaries[0].samples} samples, {self._experiment.spec.model}", ""]
-        lines += [plain_table(result_rows(summaries, verdict)), "", verdict.sentence]
+        lines += [result_text(summaries, verdict), "", verdict.sentence]
         return "\n".join([*lines, *map(str, self.findings)])
 
     __repr__ = __str__

@@ -90,14 +90,14 @@ TASKS = """\
 
 ## Phase 1: Validation
 - [ ] `stepsaver run {name} --limit 10`
-- [ ] `stepsaver audit {name} --limit 10` finds nothing invalid
+- [ ] `stepsaver report {name} --check --limit 10` finds nothing invalid
 
 ## Phase 2: Full runs
 - [ ] `stepsaver run {name}`
-- [ ] `stepsaver audit {name}` finds nothing invalid
+- [ ] `stepsaver report {name} --check` finds nothing invalid
 
 ## Phase 3: Analysis
-- [ ] Read `stepsaver verdict {name}`, write summary and conclusion in results.md
+- [ ] Read `stepsaver report {name}`, write summary and conclusion in results.md
 - [ ] `stepsaver report {name} --save-artifacts`, commit the artifacts
 
 ## Known issues

@@ -12,7 +12,7 @@ COLUMNS = ("config", "chunks", "samples", "forwards", "FLOPs", "time")
 
 def print_dry_run(estimates: "list[TaskEstimate]", *, shards: int, as_json: bool) -> None:
     from stepsaver.bench.dry_run import total_cost
-    from stepsaver.report.tables import plain_table
+    from stepsaver.report.blocks import plain_table
 
     if as_json:
         print(json.dumps([asdict(task) for task in estimates]))

@@ -110,8 +110,8 @@ def decode_traced(
     from stepsaver.engine.engine import Engine
     from stepsaver.engine.policies.threshold import Threshold
     from stepsaver.engine.trace import Trace
+    from stepsaver.report.html_pages import trace_page
     from stepsaver.report.trace_data import TraceRecorder, trace_document
-    from stepsaver.report.trace_page import trace_page
 
     engines, ids = [engine], [prompt.ids for prompt in prompts]
     if against is not None:

@@ -1,9 +1,12 @@
-"""`stepsaver report`: the page, the tables and the figures of an experiment, or the page over all of them."""
+"""`stepsaver report`: the table, the verdict and the audit of an experiment, and its page; or the index of all."""
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from stepsaver.commands._experiment_options import Chosen, choose, chosen_tasks, with_decoding
@@ -19,16 +22,25 @@ if TYPE_CHECKING:
     from stepsaver.report.published_numbers import PublishedNumbers
 
 WHEN_STOPPED = "no file is half written; the same command starts again"
-HELP = "the page, tables and figures of an experiment; without a name, of all experiments"
+HELP = "the verdict, the table and the audit of an experiment, and its page; without a name, an index of all"
+OF_ONE = ("check", "json", "compare", "figures", "csv", "trace_samples", "trace_config", "save_artifacts")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "experiment", nargs="?", metavar="EXPERIMENT", help="default: one page over all, RESULTS.md and STATUS.md"
+        "experiment", nargs="?", metavar="EXPERIMENT", help="default: an index of all, RESULTS.md and STATUS.md"
     )
     parser.add_argument("--task", action="append", metavar="T", help="only this task; may be repeated")
     parser.add_argument("--limit", type=int, metavar="N", help="results of runs with this limit")
     parser.add_argument("--model", metavar="M", help="another model than the experiment's own")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="audit everything that is stored, unfinished configs too, and write no page; exit code 1 if anything is"
+        " invalid",
+    )
+    parser.add_argument("--wide", action="store_true", help="print all columns, not those that fit 80 characters")
+    parser.add_argument("--json", action="store_true", help="print one JSON document, and write no page")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="a task's documents as local files")
     parser.add_argument("--html", type=Path, metavar="FILE", help="the page (default: report.html in the experiment)")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table as CSV, too")
@@ -57,7 +69,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
-    return _report_all(options) if options.experiment is None else _report_one(options)
+    if options.experiment is None:
+        return _report_all(options)
+    return _print_stored(options) if options.check or options.json else _report_one(options)
+
+
+def _print_stored(options: argparse.Namespace) -> int:
+    """Prints what is stored, else what is committed, audited as it is. Nothing is written."""
+    from stepsaver.report.cells import read_audited_task
+
+    chosen = choose(options)
+    read = (
+        read_audited_task(chosen.experiment, chosen.results, folder) or chosen.artifacts(folder)
+        for folder in chosen.cell_folders.values()
+    )
+    tasks = [task for task in read if task is not None]
+    if not tasks:
+        raise chosen.nothing_there()
+    if options.json:
+        print(json.dumps({task.folder: _as_json(task) for task in tasks}))
+    else:
+        print_tasks(tasks, is_wide=options.wide)
+    is_invalid = any(finding.level == "invalid" for task in tasks for finding in task.findings)
+    return int(options.check and is_invalid)
+
+
+def _as_json(task: "ReportTask") -> dict[str, object]:
+    findings = [asdict(finding) for finding in task.findings]
+    unfinished = {cell.name: cell.note for cell in task.unfinished}
+    return {**asdict(task.verdict()), "source": task.source, "findings": findings, "unfinished": unfinished}
+
+
+def print_tasks(tasks: "Sequence[ReportTask]", *, is_wide: bool = False) -> None:
+    """Prints each task's table, its verdict and what the audit found."""
+    from stepsaver.bench.audit import timed_again_by
+    from stepsaver.report.blocks import TERMINAL
+    from stepsaver.report.tables import result_text
+
+    def say(text: object) -> None:
+        print(text if is_wide else fill(str(text), TERMINAL, subsequent_indent="  ", break_long_words=False))
+
+    for task in tasks:
+        source = ", from artifacts: audited when they were saved" if task.source == "artifacts" else ""
+        samples = f", {task.summaries[0].samples:,} samples" if task.done else ""
+        print(f"{task.experiment.name}, {task.folder}{samples}{source}\n")
+        if task.done:
+            print(result_text(task.summaries, task.verdict(), is_wide=is_wide))
+            print()
+            say(task.verdict().sentence)
+        for cell in task.unfinished:
+            say(f"{cell.name}: {cell.note}")
+        for finding in task.findings:
+            say(finding)
+        if command := timed_again_by(task.experiment, task.folder, task.findings):
+            say("answers and accuracy stand; what was disturbed is timed again by:")
+            print(f"  {command}")
+        if not task.findings:
+            print("the audit found nothing")
+        print()
 
 
 def _report_one(options: argparse.Namespace) -> int:
@@ -66,7 +135,7 @@ def _report_one(options: argparse.Namespace) -> int:
     from stepsaver.report.artifacts import save_artifacts
     from stepsaver.report.comparison import find_other
     from stepsaver.report.figures import write_paper_figures
-    from stepsaver.report.results_page import as_csv
+    from stepsaver.report.tables import as_csv
 
     if options.trace_samples is not None and options.trace_samples < 1:
         raise UsageError(f"--trace-samples {options.trace_samples} is not positive")
@@ -81,11 +150,12 @@ def _report_one(options: argparse.Namespace) -> int:
     published = _published(options, experiment)
     other = find_other(experiment, chosen.results, options.compare) if options.compare and not published else None
     tasks = read_tasks(chosen, limit=options.limit, model=options.model, data_dir=options.data_dir)
+    print_tasks(tasks, is_wide=options.wide)
     if options.save_artifacts:
         for task in tasks:
             print(save_artifacts(task))
     if options.csv:
-        _write(options.csv, as_csv(experiment, tasks))
+        _write(options.csv, as_csv(tasks))
     if options.figures:
         for path in write_paper_figures(tasks, options.figures):
             print(path)
@@ -197,17 +267,16 @@ def _trace(
 
 def _report_all(options: argparse.Namespace) -> int:
     from stepsaver.bench.folders import experiments_folder
-    from stepsaver.report.overview import overview_page, read_overview
-    from stepsaver.report.repository_pages import results_document, status_document
+    from stepsaver.report.overview import index_text, overview_page, read_overview, results_document, status_document
 
-    single = ("compare", "figures", "csv", "trace_samples", "trace_config", "save_artifacts")
-    given = [f"--{name.replace('_', '-')}" for name in single if getattr(options, name)]
+    given = [f"--{name.replace('_', '-')}" for name in OF_ONE if getattr(options, name)]
     if given:
         raise UsageError(f"{given[0]} needs the name of an experiment")
     folder = experiments_folder()
     page = options.html or folder / "report.html"
     check_output_file("--html", page)
     overview = read_overview(limit=options.limit, tasks=options.task, model=options.model)
+    print(f"{index_text(overview, is_wide=options.wide)}\n")
     _write(page, overview_page(overview))
     _write(folder / "RESULTS.md", results_document(overview))
     _write(folder / "STATUS.md", status_document(overview))

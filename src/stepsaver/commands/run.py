@@ -177,7 +177,7 @@ def show_results(chosen: Chosen, request: "RunRequest", *, as_json: bool = False
     from stepsaver.bench.folders import read_summaries
     from stepsaver.bench.run import with_baselines
     from stepsaver.bench.verdict import judge
-    from stepsaver.report.tables import plain_table, result_rows
+    from stepsaver.report.tables import result_text
 
     experiment = chosen.experiment
     found: dict[str, list[Summary]] = {}
@@ -190,7 +190,7 @@ def show_results(chosen: Chosen, request: "RunRequest", *, as_json: bool = False
     for task, summaries in found.items():
         verdict = judge(summaries, experiment.success_of)
         print(f"\n{experiment.name}, {task}, {summaries[0].samples} samples: {experiment.spec.question}\n")
-        print(plain_table(result_rows(summaries, verdict)))
+        print(result_text(summaries, verdict))
         for line in [*_inert_lines(summaries), *_timing_lines(summaries)]:
             print(line)
         print(f"\n{verdict.sentence}")

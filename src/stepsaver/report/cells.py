@@ -17,7 +17,7 @@ from stepsaver.bench.stored_costs import CostsBySession, read_row_costs
 from stepsaver.bench.verdict import Verdict, judge
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord
-from stepsaver.report.documents import DocumentKey, TaskDocuments
+from stepsaver.report.documents import DocumentKey, TaskDocuments, without_documents
 
 State = Literal["done", "running", "incomplete", "failed", "missing"]
 
@@ -66,9 +66,9 @@ class ReportTask:
     def summaries(self) -> list[Summary]:
         return [cell.summary for cell in self.cells if cell.summary is not None]
 
-    def by_baseline(self) -> list[tuple[ReportCell | None, list[ReportCell]]]:
+    def by_baseline(self) -> list[tuple[Summary | None, list[Summary]]]:
         """Returns what is done: each baseline, None if it is not, with the configs that are compared with it."""
-        done = {cell.name: cell for cell in self.done}
+        done = {each.config: each for each in self.summaries}
         names = self.experiment.baselines
         groups = {name: [each for each in done if self.experiment.baseline_of(each) == name] for name in names}
         return [
@@ -86,22 +86,35 @@ class ReportTask:
 def read_report_task(experiment: Experiment, results: Path, folder: str, documents: TaskDocuments) -> ReportTask:
     """Reads a task's cells. One that is damaged or missing does not keep the rest from being shown."""
     stored = read_evidence(experiment, results, folder)
+    finished = replace(stored, cells=tuple(cell for cell in stored.cells if cell.summary is not None))
+    return _report_task(stored, results, _findings(finished), documents)
+
+
+def read_audited_task(experiment: Experiment, results: Path, folder: str) -> ReportTask | None:
+    """Reads a task's cells with an audit of all that is stored, whatever state it is in; None if nothing is."""
+    stored = read_evidence(experiment, results, folder)
+    if not stored.has_results:
+        return None
+    return _report_task(stored, results, tuple(audit(stored)), without_documents("not asked for"))
+
+
+def _report_task(
+    stored: TaskEvidence, results: Path, findings: tuple[Finding, ...], documents: TaskDocuments
+) -> ReportTask:
+    experiment, folder = stored.experiment, stored.task
     by_name = {cell.name: cell for cell in stored.cells}
     whole = max((cell.summary.samples for cell in stored.cells if cell.summary), default=None)
     is_live = _is_locked(results) or _has_jobs(experiment, results)
     cells = []
     for config in experiment.configs:
-        found = by_name.get(config.name)
-        state, note = _state(found, results / folder / config.name, whole, is_live=is_live)
-        if found is None:
-            cells.append(ReportCell(config, state, note))
-        elif found.summary is None:
-            cells.append(ReportCell(config, state, note, records=found.records))
+        found, place = by_name.get(config.name), results / folder / config.name
+        state, note = _state(found, place, whole, is_live=is_live)
+        if found is not None and found.summary is not None:
+            cells.append(_finished(config, place, found.summary, found.records, found.timings))
         else:
-            cells.append(_finished(config, results / folder / config.name, found.summary, found.records, found.timings))
-    finished = replace(stored, cells=tuple(cell for cell in stored.cells if cell.summary is not None))
+            cells.append(ReportCell(config, state, note, records=found.records if found else ()))
     costs = read_row_costs(results / folder)
-    return ReportTask(experiment, results, folder, tuple(cells), _findings(finished), documents, row_costs=costs)
+    return ReportTask(experiment, results, folder, tuple(cells), findings, documents, row_costs=costs)
 
 
 def _finished(

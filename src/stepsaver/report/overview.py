@@ -1,25 +1,45 @@
-"""The page over all experiments, after the source's results document."""
+"""The index over all experiments: a page, the lines of the terminal, and `RESULTS.md` and `STATUS.md` as the source had
+them.
+"""
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepsaver.bench.documents import Summary
 from stepsaver.bench.experiment import Experiment
 from stepsaver.bench.folders import DISCARDED, experiment_names, find_experiment, results_folder, stored_limits
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.artifacts import read_stored_task
-from stepsaver.report.blocks import Block, TableEntry, cell, figure, interval, notes, number, tab, table
-from stepsaver.report.cells import ReportCell, ReportTask
-from stepsaver.report.experiment_log import log_entry
-from stepsaver.report.figures import PALETTE, SYMBOLS, in_turn, layout, plain
-from stepsaver.report.report_page import report_page
-from stepsaver.report.task_blocks import rate_entry
+from stepsaver.report.blocks import (
+    TERMINAL,
+    Block,
+    Row,
+    bare,
+    cell,
+    estimate,
+    markdown,
+    markdown_table,
+    named,
+    notes,
+    number,
+    plain_table,
+    tab,
+    table,
+    text_rows,
+)  # fmt: skip
+from stepsaver.report.cells import ReportTask
+from stepsaver.report.html_pages import report_page
 
 PRIORITIES = ("critical", "high", "medium", "low")
+LEVELS = ("invalid", "disturbed", "discarded", "remark")
 LEAD = "What has been measured, what holds, what is known to be wrong, and what is still to be run."
+WRITTEN = "<!-- written by `stepsaver report`; what is changed here is lost -->"
+INDEX = ("experiment", "verdicts", "fastest", "drop", "last run", "question")
+SHORT_INDEX = 4  # of these columns fit a terminal
 
 
 class Pending(NamedTuple):
@@ -42,6 +62,12 @@ class Overview:
         for task in self.tasks:
             grouped.setdefault(task.summaries[0].task, []).append(task)
         return dict(sorted(grouped.items()))
+
+    def by_experiment(self) -> dict[str, list[ReportTask]]:
+        grouped: dict[str, list[ReportTask]] = {}
+        for task in self.tasks:
+            grouped.setdefault(task.experiment.name, []).append(task)
+        return grouped
 
 
 def read_overview(*, limit: int | None, tasks: Sequence[str] | None, model: str | None) -> Overview:
@@ -104,10 +130,53 @@ def _discarded(experiment: Experiment) -> Iterator[str]:
 
 
 def overview_page(overview: Overview) -> str:
-    tabs = [tab("Summary", _summary(overview)), tab("Experiment log", [_log(overview)])]
-    tabs += [tab(name, _benchmark(tasks)) for name, tasks in overview.by_benchmark().items()]
+    issues = known_issues(overview)
+    blocks = [
+        index_table(overview),
+        _metrics(overview),
+        _trade_offs(overview),
+        notes(
+            "Known issues",
+            issues,
+            nothing="The audits found nothing, and nothing was discarded.",
+            name="issues",
+            is_folded=not any(level == "invalid" for level, _ in issues),
+        ),
+        notes("Pending experiments", overview.pending, nothing="Nothing.", name="pending", is_folded=True),
+    ]
     about = f"stepsaver report on all experiments · written {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}"
-    return report_page("Experiment results", LEAD, about, tabs, {})
+    return report_page("Experiment results", LEAD, about, [tab("Index", blocks)], {})
+
+
+def index_table(overview: Overview) -> Block:
+    """Returns a line per experiment."""
+    rows: list[Row] = []
+    for name, tasks in overview.by_experiment().items():
+        counts = Counter(task.verdict().outcome for task in tasks)
+        verdicts = ", ".join(f"{outcome} {counts[outcome]}" for outcome in sorted(counts))
+        compared = [one for task in tasks for _, group in task.by_baseline() for one in group if not one.is_control]
+        timed = [one for one in compared if one.speed_up.smaller.value > 0]
+        best = max(timed, key=lambda one: one.speed_up.smaller.value, default=None)
+        where = f"{best.config}, {best.task}" if best else ""
+        rows.append(
+            [
+                named(name),
+                cell(verdicts, small=", ".join(f"{task.verdict().outcome} on {task.folder}" for task in tasks)),
+                number(best.speed_up.smaller.value if best else None, ".2f", suffix="x", small=where),
+                estimate(best.paired.drop_points, ".1f") if best else cell("-"),
+                named(max(one.timestamp for task in tasks for one in task.summaries)[:10]),
+                cell(tasks[0].experiment.spec.question),
+            ]
+        )
+    return table("Experiments", INDEX, rows, name="index")
+
+
+def index_text(overview: Overview, *, is_wide: bool = False) -> str:
+    """Returns the line per experiment for a terminal: within 80 columns, or everything."""
+    rows = index_table(overview)["rows"]
+    if is_wide:
+        return plain_table(text_rows(rows), INDEX)
+    return plain_table(text_rows([bare(row[:SHORT_INDEX]) for row in rows]), INDEX[:SHORT_INDEX], width=TERMINAL)
 
 
 def known_issues(overview: Overview) -> list[tuple[str, str]]:
@@ -118,163 +187,83 @@ def known_issues(overview: Overview) -> list[tuple[str, str]]:
         for finding in task.findings
     ]
     issues += [("discarded", text) for text in overview.discarded]
-    return sorted(issues, key=lambda each: ("invalid", "disturbed", "discarded", "remark").index(each[0]))
+    return sorted(issues, key=lambda each: LEVELS.index(each[0]))
 
 
-def _summary(overview: Overview) -> list[Block]:
-    issues = known_issues(overview)
-    return [
-        metrics_table(overview),
-        trade_off_table(overview),
-        notes("Known issues", issues, nothing="The audits found nothing, and nothing was discarded.", name="issues"),
-        notes("Pending experiments", overview.pending, nothing="Nothing.", name="pending"),
-    ]
-
-
-def metrics_table(overview: Overview) -> Block:
+def _metrics(overview: Overview) -> Block:
     """Returns the best of each benchmark over all experiments."""
     rows = []
     for name, tasks in overview.by_benchmark().items():
-        cells = [(task, each) for task in tasks for each in task.done]
-        best = max(cells, key=lambda each: _summary_of(each[1]).accuracy)
-        fastest = max(cells, key=lambda each: _rate(each[1]))
-        verdicts = ", ".join(f"{task.experiment.name} {task.verdict().outcome}" for task in tasks)
+        found = [(one, f"{one.config} ({task.experiment.name})") for task in tasks for one in task.summaries]
+        best, best_name = max(found, key=lambda each: each[0].accuracy)
+        fastest, fastest_name = max(found, key=lambda each: each[0].rate.value if each[0].rate else 0)
         rows.append(
             [
-                cell(name, name),
-                number(_summary_of(best[1]).accuracy, ".2f", factor=100, suffix=" %", small=_label(*best)),
-                number(_rate(fastest[1]) or None, ".2f", small=_label(*fastest)),
-                cell(_label(*best), _label(*best)),
-                cell(verdicts),
+                named(name),
+                number(best.accuracy, ".2f", factor=100, suffix=" %", small=best_name),
+                number(fastest.rate.value if fastest.rate else None, ".2f", small=fastest_name),
+                named(best_name),
+                cell(", ".join(f"{task.experiment.name} {task.verdict().outcome}" for task in tasks)),
             ]
         )
     columns = ("Benchmark", "Best accuracy", "Best throughput (tokens/s)", "Configuration", "Notes")
-    return table("Performance metrics summary", columns, rows, name="metrics")
+    return table("Performance metrics summary", columns, rows, name="metrics", is_folded=True)
 
 
-def trade_off_table(overview: Overview) -> Block:
+def _trade_offs(overview: Overview) -> Block:
     """Returns, per experiment and benchmark, each baseline, and the fastest of the configs compared with it."""
     rows = []
     for task in overview.tasks:
         for baseline, compared in task.by_baseline():
-            others = [each for each in compared if not _summary_of(each).is_control]
-            best = max(others, key=lambda each: _summary_of(each).speed_up.smaller.value, default=None)
-            rows += [_trade_off(task, each, is_base=each is baseline) for each in (baseline, best) if each is not None]
+            others = [one for one in compared if not one.is_control]
+            best = max(others, key=lambda one: one.speed_up.smaller.value, default=None)
+            rows += [_trade_off(task, one, is_base=one is baseline) for one in (baseline, best) if one is not None]
     columns = ("Configuration", "Experiment", "Benchmark", "Accuracy", "Drop (points)", "Tokens/s", "Speed-up")
-    return table("Accuracy against speed", columns, rows, name="trade_offs")
+    return table("Accuracy against speed", columns, rows, name="trade_offs", is_folded=True)
 
 
-def _trade_off(task: ReportTask, each: ReportCell, *, is_base: bool) -> list[TableEntry]:
-    drop, up = _summary_of(each).paired.drop_points, _summary_of(each).speed_up.smaller
+def _trade_off(task: ReportTask, one: Summary, *, is_base: bool) -> Row:
     return [
-        cell(f"{each.name} ({'baseline' if is_base else 'fastest'})", each.name),
-        cell(task.experiment.name, task.experiment.name),
-        cell(task.folder, task.folder),
-        number(_summary_of(each).accuracy, ".2f", factor=100, suffix=" %"),
-        cell("–") if is_base else number(drop.value, "+.1f", small=interval(drop.low, drop.high, "+.1f")),
-        rate_entry(_summary_of(each), ".2f"),
-        number(up.value, ".2f", suffix="×", small="" if is_base else interval(up.low, up.high, ".2f")),
+        named(f"{one.config} ({'baseline' if is_base else 'fastest'})"),
+        named(task.experiment.name),
+        named(task.folder),
+        number(one.accuracy, ".2f", factor=100, suffix=" %"),
+        cell("-") if is_base else estimate(one.paired.drop_points, ".1f"),
+        estimate(one.rate, ".2f") if one.rate else cell("-"),
+        cell("1.00x", 1.0) if is_base else estimate(one.speed_up.smaller, ".2f", suffix="x"),
     ]
 
 
-def _log(overview: Overview) -> Block:
-    entries = sorted((log_entry(task) for task in overview.tasks), key=lambda each: each.title, reverse=True)
-    return {
-        "kind": "entries",
-        "title": "Experiment log",
-        "name": "log",
-        "entries": [
-            {"title": each.title, "lines": [[label, text, list(below)] for label, text, below in each.lines()]}
-            for each in entries
-        ],
-    }
+def results_document(overview: Overview) -> str:
+    """Returns what was measured: the best of each benchmark, accuracy against speed, and what is still to be run."""
+    parts = ["# Experiment Results", WRITTEN, "## Performance Metrics Summary", markdown(_metrics(overview))]
+    parts += ["## Accuracy vs Speed Tradeoffs", markdown(_trade_offs(overview))]
+    return "\n\n".join([*parts, "## Pending Experiments", _pending_lines(overview)]) + "\n"
 
 
-def _benchmark(tasks: Sequence[ReportTask]) -> list[Block]:
-    columns = (
-        "Config", "Experiment", "Rules", "Samples", "Accuracy", "Throughput (tokens/s)", "Speed-up", "Total tokens",
-        "Total time (h)", "Notes",
-    )  # fmt: skip
-    rows = [row for task in tasks for row in _benchmark_rows(task)]
-    caption = (
-        "The speed-up is against a config's own baseline, the smaller one of two measures. Throughput is the median "
-        "over the chunks that it is made of; a control does exactly the baseline's work."
-    )
-    return [
-        figure("Accuracy against speed-up", _scatter(tasks), name="accuracy_speed_up"),
-        table("Complete results", columns, rows, caption=caption, name="complete"),
-    ]
-
-
-def _benchmark_rows(task: ReportTask) -> Iterator[list[TableEntry]]:
-    outcomes = {each.config: each for each in task.verdict().configs}
-    for each in task.cells:
-        start = [cell(each.name, each.name), cell(task.experiment.name, task.experiment.name)]
-        rules = cell(", ".join(each.config.settings) or "no reuse")
-        if each.summary is None:
-            yield [*start, rules, *[cell("")] * 6, cell(each.state, each.state, small=each.note, tone="open")]
-            continue
-        up, judged, equal = each.summary.speed_up.smaller, outcomes.get(each.name), each.summary.equal_to
-        note = judged.outcome if judged else "baseline"
-        yield [
-            *start,
-            rules,
-            number(each.summary.samples, ",.0f"),
-            number(each.summary.accuracy, ".2f", factor=100, suffix=" %"),
-            rate_entry(each.summary, ".2f"),
-            number(up.value, ".2f", suffix="×"),
-            number(each.summary.throughput.tokens, ",.0f"),
-            number(each.summary.throughput.decode_seconds, ".3g", factor=1 / 3600),
-            cell(note, note, small=f"equals {equal}" if equal else ""),
-        ]
-
-
-def _scatter(tasks: Sequence[ReportTask]) -> dict[str, Any]:
-    traces = []
-    for index, task in enumerate(tasks):
-        found = [(each, _summary_of(each).speed_up.smaller) for each in task.done]
-        found = [(each, up) for each, up in found if up.value == up.value]
-        accuracy = [[100 * share for share in _accuracies(each)] for each, _ in found]
-        bars = {"type": "data", "symmetric": False, "thickness": 1, "width": 3}
-        traces.append(
-            {
-                "x": [up.value for _, up in found],
-                "y": [each[0] for each in accuracy],
-                "error_x": bars
-                | {
-                    "array": [up.high - up.value for _, up in found],
-                    "arrayminus": [up.value - up.low for _, up in found],
-                },
-                "error_y": bars
-                | {
-                    "array": [each[2] - each[0] for each in accuracy],
-                    "arrayminus": [each[0] - each[1] for each in accuracy],
-                },
-                "mode": "markers",
-                "marker": {"size": 10, "color": in_turn(PALETTE, index), "symbol": in_turn(SYMBOLS, index)},
-                "name": plain(task.experiment.name),
-                "text": [f"{plain(_label(task, each))}<br>{up.value:.2f}×" for each, up in found],
-                "hoverinfo": "text",
-            }
+def status_document(overview: Overview) -> str:
+    """Returns where every experiment stands, what is known to be wrong, and what comes next."""
+    rows = [
+        (
+            task.experiment.name,
+            task.folder,
+            task.model,
+            f"{len(task.done)}/{len(task.cells)}",
+            task.verdict().outcome,
+            max(each.timestamp for each in task.summaries)[:10],
+            task.source,
         )
-    more = {"yaxis": {"ticksuffix": " %"}}
-    return {"data": traces, "layout": layout("speed-up against the baseline", "accuracy", **more), "height": 420}
+        for task in overview.tasks
+    ]
+    columns = ("Experiment", "Task", "Model", "Configs done", "Verdict", "Date", "Read from")
+    issues = [f"- **{level}**: {text}" for level, text in known_issues(overview)]
+    parts = ["# Status", WRITTEN, markdown_table(rows, columns) if rows else "Nothing is stored yet."]
+    parts += ["## Known Issues", "\n".join(issues) or "None.", "## Pending Experiments", _pending_lines(overview)]
+    return "\n\n".join(parts) + "\n"
 
 
-def _accuracies(each: ReportCell) -> list[float]:
-    summary = _summary_of(each)
-    return [summary.accuracy, *summary.accuracy_interval]
-
-
-def _summary_of(each: ReportCell) -> Summary:
-    assert each.summary is not None, "only what is done is compared"
-    return each.summary
-
-
-def _rate(each: ReportCell) -> float:
-    rate = _summary_of(each).rate
-    return rate.value if rate else 0.0
-
-
-def _label(task: ReportTask, each: ReportCell) -> str:
-    return f"{each.name} ({task.experiment.name})"
+def _pending_lines(overview: Overview) -> str:
+    lines = [
+        f"{index}. {text}\n   - Priority: {priority}" for index, (priority, text) in enumerate(overview.pending, 1)
+    ]
+    return "\n".join(lines) or "Nothing."

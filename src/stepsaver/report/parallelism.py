@@ -13,7 +13,7 @@ from stepsaver.bench.documents import CostTotals, Summary
 from stepsaver.bench.store import CellFiles
 from stepsaver.bench.summarise import cost_totals, tokens_before_stop
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.report.blocks import Block, cell, number, table
+from stepsaver.report.blocks import Block, named, number, table
 from stepsaver.report.cells import ReportTask
 
 PENALTY, MOST_LOSS = 3.0, 5.0  # d3LLM's: how lost accuracy weighs, and how many points may be lost at all
@@ -36,14 +36,6 @@ class TokensPerForward(NamedTuple):
         return f"TPF {self.tokens_per_step:.2f}, with commits {self.tokens_per_forward:.2f}"
 
 
-class Parallelism(NamedTuple):
-    config: str
-    accuracy: float  # in percent
-    tokens_per_step: float
-    tokens_per_forward: float  # commits and verifications included
-    flops_per_token: float
-
-
 def tokens_per_forward(tokens: float | None, cost: CostTotals) -> TokensPerForward | None:
     """Returns None if no tokens were generated or no denoising step was taken."""
     forwards = sum(each["steps"] for kind, each in cost.by_kind.items() if kind not in ("prefill", "reused"))
@@ -59,13 +51,9 @@ def stored_tokens_per_forward(cell: CellFiles, chunks: Collection[int]) -> Token
     return tokens_per_forward(tokens_before_stop(records), cost_totals(timings))
 
 
-def parallelism_of(summary: Summary) -> Parallelism | None:
+def parallelism_of(summary: Summary) -> TokensPerForward | None:
     """Returns None for a config whose texts were scored, that has no tokens or that took no denoising step."""
-    tokens = summary.tokens_before_stop
-    found = tokens_per_forward(tokens, summary.cost)
-    if not tokens or found is None:
-        return None
-    return Parallelism(summary.config, 100 * summary.accuracy, *found, summary.cost.flops / tokens)
+    return tokens_per_forward(summary.tokens_before_stop, summary.cost)
 
 
 def accuracy_under_parallelism(points: Sequence[tuple[float, float]], best: float) -> float:
@@ -84,59 +72,38 @@ def accuracy_under_parallelism(points: Sequence[tuple[float, float]], best: floa
     return area + sum((x2 - x1) * (weighted(y1) + weighted(y2)) / 2 for (x1, y1), (x2, y2) in pairwise(kept))
 
 
-def sweeps(task: ReportTask) -> dict[str, list[Parallelism]]:
-    """Returns, by rules, the configs that differ in their threshold alone, if there are several."""
-    found: dict[str, list[Parallelism]] = {}
-    for each in task.done:
-        measured = parallelism_of(each.summary) if each.summary else None
-        policy = each.config.decoder(task.experiment.spec.decoding).policy
-        if measured is not None and isinstance(policy, Threshold) and policy.at_most is None:
-            found.setdefault(", ".join(each.config.rules) or "no reuse", []).append(measured)
-    return {rules: points for rules, points in found.items() if len({p.tokens_per_step for p in points}) > 1}
-
-
-def parallelism_rows(task: ReportTask) -> list[Parallelism]:
-    return [found for each in task.done if each.summary and (found := parallelism_of(each.summary))]
-
-
 def aup_lines(task: ReportTask) -> list[str]:
-    best = max((each.accuracy for each in parallelism_rows(task)), default=0.0)
-    lines = []
-    for rules, points in sweeps(task).items():
-        values = [
-            accuracy_under_parallelism([(pick(each), each.accuracy) for each in points], best)
-            for pick in (lambda each: each.tokens_per_step, lambda each: each.tokens_per_forward)
-        ]
-        count = len(points)
-        lines.append(f"AUP of {rules} over {count} thresholds: {values[0]:.1f}, with commits {values[1]:.1f}")
+    """Returns the AUP of every set of rules that was run with several thresholds, the configs else being equal."""
+    measured = {each.config: found for each in task.summaries if (found := parallelism_of(each))}
+    accuracy = {each.config: 100 * each.accuracy for each in task.summaries}
+    sweeps: dict[str, list[str]] = {}
+    for cell in task.done:
+        policy = cell.config.decoder(task.experiment.spec.decoding).policy
+        if cell.name in measured and isinstance(policy, Threshold) and policy.at_most is None:
+            sweeps.setdefault(", ".join(cell.config.rules) or "no reuse", []).append(cell.name)
+    lines, best = [], max((accuracy[name] for name in measured), default=0.0)
+    for rules, names in sweeps.items():
+        if len({measured[name].tokens_per_step for name in names}) > 1:
+            areas = [
+                accuracy_under_parallelism([(measured[name][place], accuracy[name]) for name in names], best)
+                for place in (0, 1)
+            ]
+            lines.append(f"AUP of {rules} over {len(names)} thresholds: {areas[0]:.1f}, with commits {areas[1]:.1f}")
     return lines
 
 
-def parallelism_blocks(task: ReportTask) -> list[Block]:
-    """Returns the table for a page; nothing for a task that is scored or has no denoising steps."""
+def parallelism_table(task: ReportTask) -> Block:
+    """Returns a row per config that generates text."""
     rows = [
         [
-            cell(each.config, each.config),
-            number(each.accuracy, ".1f", suffix=" %"),
-            number(each.tokens_per_step, ".2f"),
-            number(each.tokens_per_forward, ".2f"),
-            number(each.flops_per_token / 1e9, ".4f"),
+            named(each.config),
+            number(each.accuracy, ".1f", factor=100, suffix=" %"),
+            number(found.tokens_per_step, ".2f"),
+            number(found.tokens_per_forward, ".2f"),
+            number(each.cost.flops / (each.tokens_before_stop or 1), ".4f", factor=1e-9),
         ]
-        for each in parallelism_rows(task)
+        for each in task.summaries
+        if (found := parallelism_of(each))
     ]
     caption = " ".join([CAPTION, *(f"{line}." for line in aup_lines(task))])
-    return [table("Parallelism", COLUMNS, rows, caption=caption, name="parallelism")] if rows else []
-
-
-def parallelism_texts(task: ReportTask) -> list[tuple[str, ...]]:
-    """Returns the same table as text, a row per config."""
-    return [
-        (
-            each.config,
-            f"{each.accuracy:.2f}%",
-            f"{each.tokens_per_step:.2f}",
-            f"{each.tokens_per_forward:.2f}",
-            f"{each.flops_per_token / 1e9:.4f}",
-        )
-        for each in parallelism_rows(task)
-    ]
+    return table("Parallelism", COLUMNS, rows, caption=caption, name="parallelism", is_folded=True)

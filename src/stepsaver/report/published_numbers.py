@@ -3,6 +3,7 @@
 One file per source under `published/`. None of it is a result of ours: it enters no verdict and no figure.
 """
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +11,11 @@ from typing import NamedTuple
 import yaml
 from pydantic import Field
 
+from stepsaver.bench.documents import Summary
 from stepsaver.bench.experiment import Strict
-from stepsaver.report.blocks import Block, cell, notes, number, table
+from stepsaver.report.blocks import Block, cell, named, notes, number, table
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.parallelism import parallelism_of
-from stepsaver.report.tables import markdown_table, or_dash
 
 FOLDER = Path(__file__).parent / "published"
 
@@ -91,64 +92,57 @@ def read_published(name: str) -> PublishedNumbers:
     return PublishedNumbers.model_validate(content)
 
 
-class _Row(NamedTuple):
-    """A config as we ran it, if we did, and as it was reported, if it was."""
-
-    config: str
-    accuracy: float | None
-    reported_accuracy: float | None
-    tokens_per_s: float | None
-    reported_tokens_per_s: float | None
-    tokens_per_forward: float | None
-    reported_tokens_per_forward: float | None
-    faults: str
-
-    def measures(self, benchmark: Benchmark) -> list[tuple[float | None, str]]:
-        """Those beside accuracy that the benchmark has, with the format of each."""
-        found: list[tuple[float | None, str]] = []
-        if benchmark.has_rates or not benchmark.has_forwards:
-            found += [(self.tokens_per_s, ".2f"), (self.reported_tokens_per_s, ".2f")]
-        if benchmark.has_forwards:
-            found += [(self.tokens_per_forward, ".2f"), (self.reported_tokens_per_forward, ".2f")]
-        return found
-
-
-def _rows(task: ReportTask, published: PublishedNumbers, benchmark: Benchmark) -> list[_Row]:
+def published_blocks(task: ReportTask, published: PublishedNumbers) -> list[Block]:
+    """Returns the table and its faults; nothing if the task has no published counterpart."""
+    benchmark = published.benchmark_of(task.summaries[0].task)
+    if benchmark is None:
+        return []
     summaries = {each.config: each for each in task.summaries}
+    measures = [_ACCURACY, *([_RATE] if benchmark.has_rates or not benchmark.has_forwards else [])]
+    measures += [_FORWARDS] if benchmark.has_forwards else []
     rows = []
     for name in dict.fromkeys([*summaries, *benchmark.results]):
         ours, theirs = summaries.get(name), benchmark.results.get(name)
-        rate, parallelism = ours.rate if ours else None, parallelism_of(ours) if ours else None
         faults = [each.name for each in published.faults if theirs and each.concerns(benchmark.name, name)]
-        rows.append(
-            _Row(
-                name,
-                ours.accuracy if ours else None,
-                theirs.accuracy if theirs else None,
-                rate.value if rate else None,
-                theirs.tokens_per_s if theirs else None,
-                parallelism.tokens_per_step if parallelism else None,
-                theirs.tokens_per_forward if theirs else None,
-                ", ".join(faults),
-            )
-        )
-    return rows
+        entries = [
+            number(value, ".2f", factor=each.factor, suffix=each.suffix)
+            for each in measures
+            for value in (each.ours(ours) if ours else None, each.theirs(theirs) if theirs else None)
+        ]
+        rows.append([named(name), *entries, cell(", ".join(faults))])
+    sides = [f"{each.name}, {side}" for each in measures for side in (task.experiment.name, "reported")]
+    columns, caption = ("config", *sides, "known faults"), _caption(task, published, benchmark)
+    items = [("reported", line) for line in _faults(published, benchmark)]
+    title = "What was wrong with the reported numbers"
+    return [
+        table("Reported by others", columns, rows, caption=caption, name="published"),
+        notes(title, items, nothing="Nothing is known.", name="published_faults"),
+    ]
 
 
-def _columns(task: ReportTask, benchmark: Benchmark) -> tuple[str, ...]:
-    names = ["accuracy"]
-    names += ["tokens/s"] if benchmark.has_rates or not benchmark.has_forwards else []
-    names += ["TPF"] if benchmark.has_forwards else []
-    sides = [f"{name}, {side}" for name in names for side in (task.experiment.name, "reported")]
-    return ("config", *sides, "known faults")
+class _Measure(NamedTuple):
+    name: str
+    ours: Callable[[Summary], float | None]
+    theirs: Callable[[PublishedResult], float | None]
+    factor: float = 1.0
+    suffix: str = ""
+
+
+_ACCURACY = _Measure("accuracy", lambda one: one.accuracy, lambda one: one.accuracy, 100, " %")
+_RATE = _Measure("tokens/s", lambda one: one.rate.value if one.rate else None, lambda one: one.tokens_per_s)
+_FORWARDS = _Measure(
+    "TPF",
+    lambda one: found.tokens_per_step if (found := parallelism_of(one)) else None,
+    lambda one: one.tokens_per_forward,
+)
 
 
 def _caption(task: ReportTask, published: PublishedNumbers, benchmark: Benchmark) -> str:
+    first = task.summaries[0]
     return (
         f"Reported by others, not measured by us: {published.title}; {published.model} on "
         f"{published.device or 'a device that is not said'}; {published.settings}; {benchmark}. "
-        f"Here: {task.model}, {task.summaries[0].samples:,} samples of "
-        f"{task.summaries[0].task} by {task.summaries[0].accuracy_metric}."
+        f"Here: {task.model}, {first.samples:,} samples of {first.task} by {first.accuracy_metric}."
     )
 
 
@@ -161,55 +155,3 @@ def _faults(published: PublishedNumbers, benchmark: Benchmark) -> list[str]:
             which = "all configs" if len(names) == len(benchmark.results) else ", ".join(names)
             lines.append(f"{fault.name} ({which}): {fault.text}. Spoils {fault.spoils}. Says {fault.says}.")
     return lines
-
-
-def published_blocks(task: ReportTask, published: PublishedNumbers) -> list[Block]:
-    """The table and its faults for a page; nothing if the task has no published counterpart."""
-    benchmark = published.benchmark_of(task.summaries[0].task)
-    if benchmark is None:
-        return []
-    rows = [
-        [
-            cell(row.config, row.config),
-            number(row.accuracy, ".2f", factor=100, suffix=" %"),
-            number(row.reported_accuracy, ".2f", factor=100, suffix=" %"),
-            *(number(value, how) for value, how in row.measures(benchmark)),
-            cell(row.faults),
-        ]
-        for row in _rows(task, published, benchmark)
-    ]
-    items = [("reported", line) for line in _faults(published, benchmark)]
-    caption = _caption(task, published, benchmark)
-    return [
-        table("Reported by others", _columns(task, benchmark), rows, caption=caption, name="published"),
-        notes("What was wrong with the reported numbers", items, nothing="Nothing is known.", name="published_faults"),
-    ]
-
-
-def published_markdown(task: ReportTask, published: PublishedNumbers) -> str:
-    """The same for `results.md`; empty if the task has no published counterpart."""
-    benchmark = published.benchmark_of(task.summaries[0].task)
-    if benchmark is None:
-        return ""
-    rows = [
-        (
-            row.config,
-            or_dash(row.accuracy, ".2%"),
-            or_dash(row.reported_accuracy, ".2%"),
-            *(or_dash(value, how) for value, how in row.measures(benchmark)),
-            row.faults,
-        )
-        for row in _rows(task, published, benchmark)
-    ]
-    parts = [
-        "#### Reported by others",
-        _caption(task, published, benchmark),
-        markdown_table(rows, _columns(task, benchmark)),
-    ]
-    return "\n\n".join(
-        [
-            *parts,
-            "What was wrong with the reported numbers:",
-            "\n".join(f"- {line}" for line in _faults(published, benchmark)),
-        ]
-    )

@@ -1,69 +1,104 @@
-"""Result tables for the terminal and for Markdown."""
+"""The tables of a task, for the terminal, for Markdown, for the page and as CSV."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import isnan
 from typing import Any
 
 from stepsaver.bench.documents import Summary, TimedAgain
+from stepsaver.bench.experiment import ConfigSpec
 from stepsaver.bench.verdict import Verdict
+from stepsaver.report.blocks import (
+    TERMINAL,
+    Block,
+    Row,
+    bare,
+    cell,
+    estimate,
+    named,
+    number,
+    plain_table,
+    table,
+    text_rows,
+)
 from stepsaver.report.cells import ReportCell, ReportTask
 
 COLUMNS = (
-    "config", "accuracy", "drop", "tokens/s", "speed-up", "predicted", "left out", "verdict",
+    "config", "verdict", "right", "drop in points", "speed-up", "predicted", "tokens/s", "tokens", "forwards",
+    "left out",
 )  # fmt: skip
+NARROW = 5  # of these columns fit a terminal
+CAPTION = (
+    "Intervals are 95 %. The speed-up is the smaller one of tokens per second and seconds per sample, measured beside "
+    "the config's baseline on the same chunks; tokens/s is the median over these chunks. A control does exactly the "
+    "baseline's work. Predicted: what the executed operations would give. Left out: the share of the baseline's "
+    "row-layers that were not computed."
+)
+TONES = {"confirmed": "good", "rejected": "bad", "running": "open", "failed": "bad", "incomplete": "open"}
 HEADINGS = {"k": "Reuse K", "layers": "Layer Subset"}  # what the source's complete results table calls a rule's fields
 
 
-def result_rows(summaries: list[Summary], verdict: Verdict) -> list[tuple[str, ...]]:
-    """Returns a row per config. `left out` is the share of its baseline's row-layers that were not computed."""
-    outcomes = {each.config: each.outcome for each in verdict.configs}
-    whole = {each.config: each.cost.row_layers for each in summaries if each.is_baseline}
-    first = next(iter(whole), None)
-    rows = []
-    for summary in summaries:
-        baseline = summary.baseline
-        outcome = outcomes.get(summary.config, "baseline")
-        against = "" if summary.is_baseline or baseline == first else f", against {baseline}"
-        rows.append(_row(summary, outcome + against, whole.get(baseline, 0)))
+def what_it_does(config: ConfigSpec) -> str:
+    """Returns a config's decoder, rules and policy, as far as it has its own."""
+    return ", ".join(config.settings) or "no reuse"
+
+
+def result_rows(
+    summaries: Sequence[Summary], verdict: Verdict, configs: Mapping[str, ConfigSpec] | None = None
+) -> list[Row]:
+    """Returns a row per config, with entries for all columns; what the configs do stands under their names."""
+    outcomes = {each.config: each for each in verdict.configs}
+    by_name = {each.config: each for each in summaries}
+    first = next((each.config for each in summaries if each.is_baseline), None)
+    rows: list[Row] = []
+    for one in summaries:
+        judged, baseline = outcomes.get(one.config), by_name.get(one.baseline)
+        does = [what_it_does(configs[one.config])] if configs else []
+        does += [f"equals {one.equal_to}"] if one.equal_to else []
+        does += [] if one.is_baseline or one.baseline == first else [f"against {one.baseline}"]
+        whole = baseline.cost.row_layers if baseline else 0
+        rows.append(
+            [
+                named(one.config, small="; ".join(does)),
+                named(judged.outcome, small=judged.reason, tone=TONES.get(judged.outcome, ""))
+                if judged
+                else named("baseline"),
+                estimate((one.accuracy, *one.accuracy_interval), ".1f", factor=100, suffix=" %"),
+                cell("-") if one.is_baseline else estimate(one.paired.drop_points, ".1f"),
+                cell("1.00x", 1.0) if one.is_baseline else estimate(one.speed_up.smaller, ".2f", suffix="x"),
+                number(None if one.is_baseline else one.predicted, ".2f", suffix="x"),
+                estimate(one.rate, ",.0f") if one.rate else cell("-"),
+                number(one.throughput.tokens, ",.0f"),
+                number(one.cost.forwards, ",.0f"),
+                number(1 - one.cost.row_layers / whole if whole else None, ".0f", factor=100, suffix=" %"),
+            ]
+        )
     return rows
 
 
-def _row(summary: Summary, outcome: str, whole: float) -> tuple[str, ...]:
-    low, high = summary.accuracy_interval
-    up = summary.speed_up.smaller
-    drop = summary.paired.drop_points
-    return (
-        summary.config,
-        f"{summary.accuracy:.1%} [{low:.1%}, {high:.1%}]",
-        f"{drop[0]:+.1f} [{drop[1]:+.1f}, {drop[2]:+.1f}]",
-        rate_text(summary, ".0f"),
-        "-" if isnan(up.value) else f"{up.value:.2f} [{up.low:.2f}, {up.high:.2f}]",
-        or_dash(summary.predicted, ".2f"),
-        f"{1 - summary.cost.row_layers / whole:.0%}" if whole else "-",
-        outcome,
-    )
+def result_text(summaries: Sequence[Summary], verdict: Verdict, *, is_wide: bool = False) -> str:
+    """Returns the table for a terminal: within 80 columns, or everything."""
+    rows = result_rows(summaries, verdict)
+    if is_wide:
+        return plain_table(text_rows(rows), COLUMNS)
+    short = [[*bare(row[:3]), *row[3:NARROW]] for row in rows]
+    return plain_table(text_rows(short), COLUMNS[:NARROW], width=TERMINAL)
 
 
-def rate_text(summary: Summary, form: str) -> str:
-    """Returns tokens per second as the median over chunks, with its interval."""
-    rate = summary.rate
-    return "-" if rate is None else f"{rate.value:{form}} [{rate.low:{form}}, {rate.high:{form}}]"
+def result_table(task: ReportTask) -> Block:
+    """Returns the table of a page: what is done, and where the other configs stand."""
+    configs = {each.name: each.config for each in task.cells}
+    found = result_rows(task.summaries, task.verdict(), configs) if task.done else []
+    done = {row[0]["text"]: row for row in found}
+    rows = [done.get(each.name) or _unfinished(each) for each in task.cells]
+    return table("Results", COLUMNS, rows, caption=CAPTION, name="results")
 
 
-def or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def plain_table(rows: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS) -> str:
-    widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [columns, *rows]]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def markdown_table(rows: Sequence[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS) -> str:
-    lines = [columns, tuple("---" for _ in columns), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+def _unfinished(each: ReportCell) -> Row:
+    state = named(each.state, small=each.note, tone=TONES.get(each.state, "open"))
+    return [named(each.name, small=what_it_does(each.config)), state, *[cell("")] * (len(COLUMNS) - 2)]
 
 
 def compared_settings(task: ReportTask) -> dict[str, dict[str, str]]:
@@ -73,28 +108,45 @@ def compared_settings(task: ReportTask) -> dict[str, dict[str, str]]:
     """
     rules = {cell.name: cell.config.parsed_rules() for cell in task.cells}
     kinds: set[Any] = {type(rule) for each in rules.values() for rule in each}  # dataclasses, all of them
-    if (
-        len(kinds) != 1
-        or any(len(each) != 1 for each in rules.values())
-        or any(c.config.policy or c.config.decode for c in task.cells)
-    ):
+    others = any(cell.config.policy or cell.config.decode for cell in task.cells)
+    if len(kinds) != 1 or any(len(each) != 1 for each in rules.values()) or others:
         return {}
     values = {field.name: [getattr(rule, field.name) for (rule,) in rules.values()] for field in fields(kinds.pop())}
     varied = [name for name, each in values.items() if len(set(each)) > 1]
     return {config: {name: str(values[name][index]) for name in varied} for index, config in enumerate(rules)}
 
 
-def complete_columns(task: ReportTask) -> tuple[str, ...]:
-    """Returns those of the source's complete results table, with `Rules` if no rule's fields tell the configs apart."""
-    settings = next(iter(compared_settings(task).values()), {})
-    what = [HEADINGS.get(name, name) for name in settings] or ["Rules"]
-    return ("Config", *what, "Accuracy", "Throughput (tokens/s)", "Total Tokens", "Total Time (h)", "Notes")
-
-
-def complete_rows(task: ReportTask) -> list[tuple[str, ...]]:
-    """Returns a row per config that is done."""
+def complete_table(task: ReportTask) -> Block:
+    """Returns the source's complete results table, with `Rules` if no rule's fields tell the configs apart."""
+    settings = compared_settings(task)
+    what = [HEADINGS.get(name, name) for name in next(iter(settings.values()), {})] or ["Rules"]
+    columns = ("Config", *what, "Accuracy", "Throughput (tokens/s)", "Total Tokens", "Total Time (h)", "Notes")
     outcomes = {each.config: f"{each.outcome}: {each.reason}" for each in task.verdict().configs}
-    return [_complete_row(task, cell, outcomes) for cell in task.done]
+    rows = []
+    for one in task.summaries:
+        rules = what_it_does(task.experiment.config(one.config))
+        rows.append(
+            [
+                cell(one.config),
+                *map(cell, settings.get(one.config, {}).values() or [rules]),
+                number(one.accuracy, ".2f", factor=100, suffix=" %"),
+                estimate(one.rate, ".2f") if one.rate else cell("-"),
+                number(one.throughput.tokens, ",.0f"),
+                number(one.throughput.decode_seconds, ".3g", factor=1 / 3600),
+                cell("; ".join(_notes(task, one, outcomes.get(one.config, "Baseline")))),
+            ]
+        )
+    return table("Complete Results Table", columns, rows, name="complete")
+
+
+def _notes(task: ReportTask, one: Summary, outcome: str) -> list[str]:
+    found = [outcome, *([f"equal to {one.equal_to}"] if one.equal_to else [])]
+    found += [
+        f"{finding.level}: {finding.message}"
+        for finding in task.findings
+        if finding.check == "rates" and finding.message.startswith(f"{one.config} ")
+    ]
+    return found + [timed_again(each) for each in one.timed_again]
 
 
 def timed_again(repeat: TimedAgain) -> str:
@@ -103,26 +155,18 @@ def timed_again(repeat: TimedAgain) -> str:
     return f"chunk {repeat.chunk} was timed again: {seconds:.2f} s count, not {before:.2f} s"
 
 
-def _complete_row(task: ReportTask, cell: ReportCell, outcomes: dict[str, str]) -> tuple[str, ...]:
-    summary = cell.summary
-    assert summary is not None, "what is done has a summary"
-    rules = ", ".join(cell.config.settings) or "no reuse"
-    what = tuple(compared_settings(task).get(cell.name, {}).values()) or (rules,)
-    notes = ["Baseline"] if summary.is_baseline else [outcomes[cell.name]]
-    if summary.equal_to:
-        notes.append(f"equal to {summary.equal_to}")
-    notes += [
-        f"{finding.level}: {finding.message}"
-        for finding in task.findings
-        if finding.check == "rates" and finding.message.startswith(f"{cell.name} ")
-    ]
-    notes += [timed_again(each) for each in summary.timed_again]
-    return (
-        cell.name,
-        *what,
-        f"{summary.accuracy:.2%}",
-        rate_text(summary, ".2f"),
-        f"{summary.throughput.tokens:,.0f}",
-        f"{summary.throughput.decode_seconds / 3600:.3g}",
-        "; ".join(notes),
-    )
+def as_csv(tasks: Sequence[ReportTask]) -> str:
+    """Returns a row per task and config, numbers as they are stored."""
+    stream, estimates = io.StringIO(), ("accuracy", "drop_points", "speed_up", "tokens_per_s")
+    writer = csv.writer(stream)
+    bounds = [f"{name}{bound}" for name in estimates for bound in ("", "_low", "_high")]
+    writer.writerow(("experiment", "task", "config", "verdict", "samples", *bounds, "predicted", "forwards"))
+    for task in tasks:
+        outcomes = {each.config: each.outcome for each in task.verdict().configs}
+        for one in task.summaries:
+            found = (one.accuracy, *one.accuracy_interval), one.paired.drop_points, one.speed_up.smaller
+            numbers = [*found[0], *found[1], *found[2], *(one.rate or ("", "", ""))]
+            shown = ["" if isinstance(each, float) and isnan(each) else each for each in numbers]
+            start = (task.experiment.name, task.folder, one.config, outcomes.get(one.config, "baseline"), one.samples)
+            writer.writerow((*start, *shown, one.predicted, one.cost.forwards))
+    return stream.getvalue()

@@ -12,8 +12,8 @@ from stepsaver.evaluation.growing_text import StopStrings
 from stepsaver.evaluation.tokenizer import TextTokenizer
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.documents import DocumentKey
+from stepsaver.report.html_pages import trace_page
 from stepsaver.report.trace_data import Run, TraceRecorder, trace_document
-from stepsaver.report.trace_page import trace_page
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 from stepsaver.bench.store import read_cell_files, read_run
 from stepsaver.report.blocks import Block, TableEntry, cell, facts, figure, interval, number, tab, table
 from stepsaver.report.figures import PALETTE, layout, plain
+from stepsaver.report.html_pages import report_page
 from stepsaver.report.parallelism import TokensPerForward, stored_tokens_per_forward
-from stepsaver.report.report_page import report_page
 
 Row = Mapping[str, Any]
 
@@ -19,7 +19,7 @@ def tuning_page(document: Row) -> str:
     blocks = [_figure(document, of), *_recipe(document), _attempts(document, of), _candidates(document, of)]
     never_run = document["never_run"]
     items = [("candidates", str(len(never_run))), ("which", ", ".join(never_run) or "none")]
-    blocks.append(facts("Never run", items, name="not-run"))
+    blocks.append(facts("Never run", items, name="not-run", is_folded=True))
     lead = (
         f"No problem is used both to search and to confirm. At most {document['max_drop']:g} points of {of}; "
         "every interval is paired with plain decoding on the same problems."

@@ -3,7 +3,7 @@
 
 const report = JSON.parse(document.getElementById("data").textContent);
 const TONES = {
-  confirmed: "good", rejected: "bad", undecided: "open", invalid: "bad", failed: "bad", running: "open",
+  confirmed: "good", rejected: "bad", undecided: "open", disturbed: "open", invalid: "bad", failed: "bad", running: "open",
   incomplete: "open", missing: "open", right: "good", wrong: "bad",
 };
 const byId = (id) => document.getElementById(id);
@@ -117,22 +117,6 @@ const builders = {
       make("dd", "", list, value);
     }
   },
-  entries(block, root) {
-    for (const entry of block.entries) {
-      const part = make("div", "entry", root);
-      make("h3", "", part, entry.title);
-      const list = make("ul", "", part);
-      for (const [name, value, inner] of entry.lines) {
-        const line = make("li", "", list);
-        make("strong", "", line, name);
-        line.append(value ? `: ${value}` : ":");
-        if (!inner) continue;
-        const below = make("ul", "", line);
-        for (const each of inner) make("li", "", below, each);
-      }
-    }
-    if (!block.entries.length) make("p", "small", root, "Nothing recorded yet.");
-  },
   samples(block, root) {
     const place = make("p", "small", root, "Unpacking the samples …");
     return () =>
@@ -162,9 +146,9 @@ function showTab(index) {
   const grid = make("div", "blocks", main);
   const later = [];
   for (const block of tab.blocks) {
-    const root = make("section", block.half ? "block half" : "block", grid);
+    const root = make(block.folded ? "details" : "section", block.half ? "block half" : "block", grid);
     root.dataset.block = block.name || block.kind;
-    make("h2", "", root, block.title);
+    make("h2", "", block.folded ? make("summary", "", root) : root, block.title);
     const finish = builders[block.kind](block, root);
     if (finish) later.push(finish);
     if (block.caption) make("p", "caption", root, block.caption);
