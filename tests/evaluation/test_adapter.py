@@ -231,7 +231,7 @@ def test_records_are_handed_over_one_by_one_and_answer_again(byte_tokenizer: Tex
     stored = [record_from_json(json.loads(json.dumps(record_to_json(record)))) for record in generation]
     again = StepsaverLM(ScriptedEngine(byte_tokenizer), byte_tokenizer, known=stored)  # type: ignore[arg-type]
     assert again.generate_until(requests) == answers == ["BB", "A"]
-    assert again.throughput("generation").requests == 0
+    assert again.meters["generation"].requests == 0
     scored = [record_from_json(record_to_json(record)) for record in records if record.path == "scoring"]
     lm = StepsaverLM(ScriptedEngine(byte_tokenizer), byte_tokenizer, known=scored)  # type: ignore[arg-type]
     assert lm.loglikelihood(pairs) == scores
@@ -253,7 +253,7 @@ def test_what_was_answered_before_an_interruption_is_not_lost(byte_tokenizer: Te
     assert [record.text for record in records] == ["A"]
     rest = StepsaverLM(ScriptedEngine(byte_tokenizer, write=str.upper), byte_tokenizer, known=list(records))  # type: ignore[arg-type]
     assert rest.generate_until(requests) == ["A", "CC", "BBB"]
-    assert rest.throughput("generation").requests == 2
+    assert rest.meters["generation"].requests == 2
 
 
 def test_a_stored_answer_to_another_prompt_is_refused(byte_tokenizer: TextTokenizer) -> None:
@@ -281,20 +281,17 @@ def test_repeats_of_a_request_are_kept_apart(byte_tokenizer: TextTokenizer) -> N
 # Speed, and a real engine
 
 
-def test_throughput_of_both_paths(byte_tokenizer: TextTokenizer) -> None:
-    engine = ScriptedEngine(byte_tokenizer, write=lambda prompt: "xyz")
-    lm = StepsaverLM(engine, byte_tokenizer, loading_seconds=2.5)  # type: ignore[arg-type]
+def test_what_both_paths_took(byte_tokenizer: TextTokenizer) -> None:
+    lm = _scripted(byte_tokenizer, write=lambda prompt: "xyz")
     lm.generate_until(_generations(("a", {}), ("bb", {})))
-    generation = lm.throughput("generation")
-    assert (generation.requests, generation.tokens, generation.prompt_tokens) == (2, 8, 3)  # with the stop tokens
-    assert generation.decode_seconds == 1.0  # the scripted forwards; the warm-up's is not among them
-    assert generation.tokens_per_second == 8.0
-    assert generation.loading_seconds == 2.5
+    generation = lm.meters["generation"]
+    counted = (2, 8, 3)  # with the stop tokens
+    assert (generation.requests, generation.tokens, generation.prompt_tokens) == counted
+    assert generation.trace.decode_seconds == 1.0  # the scripted forwards; the warm-up's is not among them
     assert generation.warm_up_seconds > 0
     lm.loglikelihood(_pairs(("c", "ab"), ("c", "d")))
-    scoring = lm.throughput("scoring")
-    assert (scoring.requests, scoring.tokens, scoring.requests_per_second) == (2, 3, 2.0)
-    assert lm.throughput("generation") == generation
+    assert (lm.meters["scoring"].requests, lm.meters["scoring"].tokens) == (2, 3)
+    assert (generation.requests, generation.tokens, generation.prompt_tokens) == counted
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +305,6 @@ def test_a_real_engine_gives_the_same_answers_in_any_company(tiny_lm: StepsaverL
     requests = _generations(*((f"prompt {n} " * (n + 1), {"max_gen_toks": 20 + n % 2}) for n in range(5)))
     together = tiny_lm.generate_until(requests)
     assert together == [tiny_lm.generate_until([request])[0] for request in requests]
-    assert tiny_lm.throughput("generation").tokens_per_second
 
 
 PAIRS = [
@@ -335,7 +331,7 @@ def test_a_real_engine_scores_through_the_adapter(
     found = lm.loglikelihood(_pairs(*PAIRS))
     assert [value for value, _ in found] == pytest.approx([each.loglikelihood for each in alone], abs=1e-9)
     assert [greedy for _, greedy in found] == [each.is_greedy for each in alone]
-    assert lm.throughput("scoring").tokens == lm.meters["scoring"].trace.tokens_scored
+    assert lm.meters["scoring"].tokens == lm.meters["scoring"].trace.tokens_scored
     if not score_stop:
         assert found[5] == (0.0, True)  # an empty continuation
 

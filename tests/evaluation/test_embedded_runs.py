@@ -69,7 +69,7 @@ def test_official_tasks_run_offline(
     lm = StepsaverLM(_engine(model), tokenizer, settings=AdapterSettings(default_new_tokens=new_tokens))
     result = evaluate_task(lm, task, EvaluationOptions(limit=1))
     assert 0.0 <= result.accuracy <= 1.0
-    assert lm.throughput(task.path).tokens > 0
+    assert lm.meters[task.path].tokens > 0
     assert network_attempts == []
 
 

@@ -28,10 +28,10 @@ from stepsaver.engine.row_costs import RowCosts, planning_of, predicted_total
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
+from stepsaver.evaluation.meter import Meter
 from stepsaver.evaluation.open_model import open_model
 from stepsaver.evaluation.records import InferencePath, RequestRecord
 from stepsaver.evaluation.task_loading import LoadedTask
-from stepsaver.evaluation.throughput import Meter
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 

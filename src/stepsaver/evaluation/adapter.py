@@ -23,6 +23,7 @@ from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.encoding import FittedPrompt, encode_pair, fit_left
 from stepsaver.evaluation.generation import GenerationJob, GenerationParameters, generate_answers, read_parameters
 from stepsaver.evaluation.inert import ScoredLengths
+from stepsaver.evaluation.meter import Meter
 from stepsaver.evaluation.records import (
     InferencePath,
     RequestKey,
@@ -31,7 +32,6 @@ from stepsaver.evaluation.records import (
     require_same_request,
 )
 from stepsaver.evaluation.scoring import ScoringJob, Window, score_answers
-from stepsaver.evaluation.throughput import Meter, Throughput
 from stepsaver.evaluation.tokenizer import Message, TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -72,14 +72,12 @@ class StepsaverLM(LM):
         settings: AdapterSettings | None = None,
         known: Iterable[RequestRecord] = (),
         on_record: Callable[[RequestRecord], None] | None = None,
-        loading_seconds: float = 0.0,
         meter: Meter | None = None,
     ) -> None:
         super().__init__()
         self.engine = engine
         self.text_tokenizer = tokenizer
         self.settings = settings or AdapterSettings()
-        self.loading_seconds = loading_seconds
         self.is_complete = False  # whether the last call answered all its requests
         self.meters: dict[InferencePath, Meter] = {
             "generation": Meter("generation", Trace()),
@@ -101,9 +99,6 @@ class StepsaverLM(LM):
 
     def apply_chat_template(self, chat_history: list[Message], add_generation_prompt: bool = True) -> str:
         return self.text_tokenizer.chat_prompt(chat_history, opens_answer=add_generation_prompt)
-
-    def throughput(self, path: InferencePath) -> Throughput:
-        return self.meters[path].throughput(loading_seconds=self.loading_seconds)
 
     # The three methods.
 

@@ -10,8 +10,8 @@ from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.encoding import FittedPrompt
 from stepsaver.evaluation.growing_text import StopStrings
+from stepsaver.evaluation.meter import Meter
 from stepsaver.evaluation.records import RequestKey, RequestRecord, count_denoising_steps
-from stepsaver.evaluation.throughput import Meter
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 WARM_UP_BLOCKS = 2

@@ -13,7 +13,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import lm_eval.models  # noqa: F401  (first, or lm-eval does not know its own models)
@@ -96,7 +95,6 @@ class RegisteredLM(StepsaverLM):
 
     @classmethod
     def _load(cls, arguments: ModelArguments) -> "RegisteredLM":
-        started = perf_counter()
         decoder = chosen_decoder(
             arguments.decode, policy=arguments.policy, threshold=arguments.threshold, rules=arguments.rule_texts
         )
@@ -120,7 +118,7 @@ class RegisteredLM(StepsaverLM):
             estimator=arguments.estimator,
             score_stop=arguments.score_stop,
         )
-        return cls(engine, tokenizer, settings=settings, loading_seconds=perf_counter() - started)
+        return cls(engine, tokenizer, settings=settings)
 
 
 def with_recipe(given: dict[str, Any]) -> dict[str, Any]:

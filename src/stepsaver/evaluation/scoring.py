@@ -9,8 +9,8 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.encoding import FittedPrompt
+from stepsaver.evaluation.meter import Meter
 from stepsaver.evaluation.records import RequestKey, RequestRecord
-from stepsaver.evaluation.throughput import Meter
 
 
 class Window(NamedTuple):
