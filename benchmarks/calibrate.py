@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks.drift import calibrate
 from benchmarks.heat_map import write_heat_map
-from stepsaver.bench.calibration import calibrate
 from stepsaver.cli import NOTHING_KEPT, OneLineParser, answered
 from stepsaver.commands._model_options import add_model_arguments, build_engine, open_chosen_model
 from stepsaver.commands._outputs import check_output_file

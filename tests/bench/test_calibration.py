@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stepsaver.bench.calibration import calibrate
+from benchmarks.drift import calibrate
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
