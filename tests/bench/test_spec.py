@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from stepsaver.bench.experiment import Condition
+from stepsaver.bench.experiment import Condition, ConfigSpec, DecodingSpec, ExperimentSpec, Resources
 from stepsaver.bench.experiment_file import read_experiment
 from stepsaver.bench.folders import experiment_names, find_experiment
 from stepsaver.bench.template import FILES
 from stepsaver.cli import main
+from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.rules.rule import check_rules
+from stepsaver.evaluation.task_registry import find_declaration
+from tests.conftest import tiny_config
 from tests.test_architecture import ROOT
 
 GOOD = FILES["experiment.yaml"]
@@ -90,7 +94,7 @@ baseline: fixed_True
         (GRID + "decoding: {policy: thresh}\n", "line 11: unknown policy 'thresh'"),
         (GRID + "decoding: {polic: thresh}\n", "line 11: decoding.polic: unknown key"),
         (GOOD.replace("name: my_rule", "name: my rule"), "configs.1.name"),
-        (GOOD.replace("trim:level", "trm:level"), "line 5: unknown rule 'trm'"),
+        (GOOD.replace("trim:level", "trm:level"), "line 6: unknown rule 'trm'"),
         (GOOD + "resources: {gpu: 1}\n", "resources.gpu: unknown key"),
         (GOOD + "resources: {minutes: soon}\n", "resources.minutes: "),
         (GOOD + "weights: float8\n", "weights: "),
@@ -126,15 +130,24 @@ def test_conditions_read_back() -> None:
     assert Condition.parse("<-3").bound == -3
 
 
-SHIPPED = ["00_baseline", "01_delta_reuse", "02_trim", "03_adaptive_skip", "04_combined", "05_near_rows", "06_batch_1"]
+SIZES = {  # configs and tasks
+    "00_baseline": (9, 3), "01_delta_reuse": (8, 3), "02_trim": (7, 3), "03_adaptive_skip": (7, 3),
+    "04_combined": (9, 3), "05_near_rows": (19, 3), "06_batch_1": (8, 1), "07_threshold_sweep": (13, 1),
+    "08_tuned": (5, 1), "10_fast_dllm_v2_7b": (15, 6), "11_fast_dllm_v2_7b_batch_16": (15, 6),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_experiment_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shipped_experiment_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its names exist, its rules go together, and it is as large as it is said to be."""
     monkeypatch.chdir(ROOT)
-    assert name in experiment_names()
-    experiment = read_experiment(find_experiment(name).folder, layers=28)
-    assert len(experiment.configs) >= (6 if name == "06_batch_1" else 7)
+    experiments = [find_experiment(name) for name in experiment_names()]
+    assert {each.name: (len(each.configs), len(each.spec.tasks)) for each in experiments} == SIZES
+    decoding = resolve_decoding(tiny_config(layers=28, block_size=32))
+    for each in experiments:
+        assert all(find_declaration(task) for task in each.spec.tasks)
+        assert read_experiment(each.folder, layers=28).spec == each.spec
+        for config in each.configs:
+            check_rules(config.decoder(each.spec.decoding).rules, decoding, layers=28)
 
 
 def test_the_paced_configs_are_paced_and_compared_with_their_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,18 +163,67 @@ def test_the_paced_configs_are_paced_and_compared_with_their_own_kind(monkeypatc
         )
 
 
-def test_new_writes_a_valid_experiment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_new_writes_a_valid_experiment_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, has_folder: bool
 ) -> None:
-    (tmp_path / "experiments").mkdir()
+    """In `experiments/` if there is one, else in the current folder: never where the package is."""
+    before = sorted((ROOT / "experiments").iterdir())
+    if has_folder:
+        (tmp_path / "experiments").mkdir()
     monkeypatch.chdir(tmp_path)
     assert main(["new", "05_mine"]) == 0
-    experiment = read_experiment(tmp_path / "experiments" / "05_mine", layers=28)
+    written = Path("experiments") / "05_mine" if has_folder else Path("05_mine")
+    assert capsys.readouterr().out == f"{written}\n"
+    assert sorted(path.name for path in written.iterdir()) == [
+        "artifacts", "experiment.yaml", "proposal.md", "results.md", "tasks.md"
+    ]  # fmt: skip
+    experiment = find_experiment("05_mine")
     assert [config.name for config in experiment.configs] == ["baseline", "my_rule"]
+    assert "05_mine" in (experiment.folder / "proposal.md").read_text()
     assert main(["new", "05_mine"]) == 2
     assert main(["new", "../x"]) == 2
-    assert "05_mine" in (experiment.folder / "proposal.md").read_text()
-    capsys.readouterr()
+    assert sorted((ROOT / "experiments").iterdir()) == before
+
+
+def test_the_template_has_every_key_with_what_it_is_for(tmp_path: Path) -> None:
+    """Those that are commented out can be switched on as they stand, and change nothing."""
+    everything = re.sub(r"(?m)^( *)# (?=[ \w]+:.*  # )", r"\1", GOOD)
+    assert "# model" in GOOD
+    assert not re.search(r"(?m)^ *# \w+:", everything)
+    plain = read_experiment(write(tmp_path, GOOD), layers=28)
+    switched_on = read_experiment(write(tmp_path, everything), layers=28)
+    assert switched_on.spec == plain.spec
+    for model in (ExperimentSpec, DecodingSpec, Resources, ConfigSpec):
+        for name, field in model.model_fields.items():
+            assert field.description, name
+            assert re.search(rf"(?m)^[ -]*{name}:", everything), name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GRID.replace("tasks:", "task:"), "line 2: task: unknown key; nearest: tasks"),
+        (GRID + "decoding: {thresh: 1, join: off}\n", "line 11: decoding.thresh: unknown key"),
+        (GRID + "resources: {minuts: 1}\n", "line 11: resources.minuts: unknown key; nearest: minutes"),
+        (
+            GRID.replace("tasks:", "task:").replace("confirm_if:", "confirm:") + "batch_sise: 1\nseed: x\n",
+            "line 2: task: unknown key; nearest: tasks; line 9: success.confirm: unknown key; nearest: confirm_if; "
+            "line 11: batch_sise: unknown key; nearest: batch_size, batch_size_elsewhere; line 12: seed: Input should",
+        ),
+        (
+            GOOD.replace("trim:level", "trm:level").replace("baseline: baseline", "baseline: baselin"),
+            "line 6: unknown rule 'trm'; nearest: trim; line 16: baseline 'baselin' is no config; there are baseline",
+        ),
+    ],
+    ids=["one", "in decoding", "in resources", "four", "two names"],
+)
+def test_all_mistakes_are_said_at_once_with_their_lines_and_the_nearest_names(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        read_experiment(write(tmp_path, text), layers=28)
+    assert message in str(error.value)
 
 
 AXES = ", ".join(f"k{number}: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]" for number in range(10))

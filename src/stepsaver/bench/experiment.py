@@ -1,4 +1,4 @@
-"""When a hypothesis is confirmed or rejected: bounds on the speed-up and on the drop of accuracy."""
+"""What an experiment asks, compares and is run with: the content of `experiment.yaml`, field by field."""
 
 import itertools
 import re
@@ -23,7 +23,7 @@ CONDITION = re.compile(r"([<>])\s*(-?\d+(?:\.\d+)?)(\s+measured)?")
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Condition(Strict):
@@ -49,7 +49,9 @@ class Criterion(Strict):
     """Bounds on the speed-up against the baseline and on the drop of accuracy in points."""
 
     speed_up: Condition
+    """Times the baseline's, by tokens per second or by seconds per sample, whichever is smaller."""
     drop_points: Condition
+    """Points of accuracy that are lost against the baseline on the same samples."""
 
     @field_validator("speed_up", "drop_points", mode="before")
     @classmethod
@@ -61,7 +63,9 @@ class Success(Strict):
     """A config confirms if it meets both bounds of `confirm_if`; it is rejected if it meets either of `reject_if`."""
 
     confirm_if: Criterion
+    """Bounds that both have to hold."""
     reject_if: Criterion
+    """Bounds of which one has to hold."""
 
 
 MOST_CONFIGS, MOST_NAME = 1000, 100
@@ -92,15 +96,25 @@ class ConfigSpec(WithPolicy):
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$", max_length=MOST_NAME)
+    """Also of its folder among the results."""
     decode: str | None = None
+    """Instead of the experiment's."""
     rules: tuple[str, ...] = ()
+    """Reuse rules, applied from left to right (`stepsaver list rules`)."""
     policy: str | None = None
+    """Instead of the experiment's; `threshold: 0.95` is short for one."""
     prefix_cache: bool | None = None
+    """Instead of the experiment's."""
     block_cache: bool | None = None
+    """Instead of the experiment's."""
     sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    """Instead of the experiment's."""
     join: JoinInYaml | None = None
+    """Instead of the experiment's."""
     baseline: str | None = None
+    """The config that it is compared with, if that is another than the experiment's baseline."""
     success: Success | None = None
+    """Instead of the experiment's."""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -121,6 +135,7 @@ class Grid(Strict):
     """A config for every combination of some values, which are filled into patterns of its fields."""
 
     grid: dict[str, list[str | bool | int | float]]
+    """The values of each name that the patterns use, as in `k{k}_{layers}`."""
     name: str
     decode: str | None = None
     rules: tuple[str, ...] = ()
@@ -170,29 +185,45 @@ MOST_COUNT = 1 << 30
 
 
 class DecodingSpec(WithPolicy):
-    """How configs are decoded, unless they say otherwise. None stands for the model's own value."""
+    """How configs are decoded, unless they say otherwise."""
 
     decode: str = DECODE
-    policy: str = DEFAULT_POLICY  # of configs that are decoded in blocks
+    """The decoder (`stepsaver list decoders`)."""
+    policy: str = DEFAULT_POLICY
+    """Of configs that are decoded in blocks (`stepsaver list policies`); `threshold: 0.95` is short for one."""
     block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    """Positions decoded together; the model's own if left out."""
     sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    """Positions of a block decoded before the next ones; the model's own if left out."""
     mask_id: int | None = Field(default=None, ge=0)
+    """The mask token; the model's own if left out."""
     prefix_cache: bool = DecodingSettings.prefix_cache
+    """Whether keys and values of finished blocks are kept."""
     block_cache: bool = DecodingSettings.block_cache
-    join: JoinInYaml = "off"  # so that no timing decides what a run does
-    max_new_tokens: int = Field(default=NEW_TOKENS, ge=1, le=MOST_COUNT)  # where a task sets no limit
+    """Whether those of the block that is being decoded are."""
+    join: JoinInYaml = "off"
+    """Whether prefills and commits share a forward with steps; `auto` decides by the measured cost of a forward."""
+    max_new_tokens: int = Field(default=NEW_TOKENS, ge=1, le=MOST_COUNT)
+    """Of an answer where its task sets no limit."""
 
 
 class Resources(Strict):
     """What a job on a cluster asks for."""
 
     partition: str | None = None
+    """Of the cluster."""
     account: str | None = None
+    """That is charged."""
     gres: str | None = None
+    """Devices, such as `gpu:1`."""
     cpus: int = Field(default=2, ge=1, le=MOST_COUNT)
+    """For each job."""
     memory_gb: int = Field(default=16, ge=1, le=MOST_COUNT)
+    """For each job."""
     minutes: int = Field(default=240, ge=1, le=MOST_COUNT)
-    slurm: dict[str, str | bool | int] = Field(default_factory=dict)  # other options of sbatch; true: without a value
+    """After which a job is put back into the queue."""
+    slurm: dict[str, str | bool | int] = Field(default_factory=dict)
+    """Other options of sbatch by their names; `true` for one without a value."""
 
     @field_validator("slurm")
     @classmethod
@@ -209,27 +240,45 @@ class ExperimentSpec(Strict):
     """The content of `experiment.yaml`."""
 
     question: str
+    """What is to be found out."""
     tasks: tuple[str, ...] = Field(min_length=1)
+    """What is decoded or scored (`stepsaver list tasks`)."""
     configs: Grid | list[ConfigSpec]
+    """What is compared: a list, or a grid of all combinations of some values."""
     baseline: str
+    """The config that the others are compared with."""
     success: Success
+    """When the hypothesis is confirmed, and when it is rejected."""
     model: str = "embedded"
+    """A folder, a hub id, or `embedded`."""
     batch_size: int = Field(default=32, ge=1, le=MOST_COUNT)
-    batch_size_elsewhere: int = Field(
-        default=BATCH_SIZE, ge=1, le=MOST_COUNT
-    )  # with another model than the experiment's own
+    """Samples decoded together."""
+    batch_size_elsewhere: int = Field(default=BATCH_SIZE, ge=1, le=MOST_COUNT)
+    """The same with another model than the experiment's own (`run --model`)."""
     chunk_samples: int = Field(default=32, ge=1, le=MOST_COUNT)
+    """Samples that are run, timed beside the baseline and stored together."""
     dtype: str = "auto"
+    """float32, float64, bfloat16 or float16; `auto` is what suits the device."""
     weights: Weights = WEIGHTS
+    """How weights are kept on a CPU; `auto` is in 16 bits where float16 holds them."""
     device: str = "auto"
-    num_fewshot: int | dict[str, int] | None = None  # examples in a prompt, of all tasks or by task; None: the task's
-    metric: str | dict[str, str] | None = None  # what counts as accuracy, of all tasks or by task; None: as declared
-    max_new_tokens: int | None = Field(default=None, ge=1, le=MOST_COUNT)  # instead of every task's own limit
+    """cpu, cuda, cuda:1, ..."""
+    num_fewshot: int | dict[str, int] | None = None
+    """Examples in a prompt, of all tasks or by task; the task's own if left out."""
+    metric: str | dict[str, str] | None = None
+    """What counts as accuracy, of all tasks or by task; as declared if left out."""
+    max_new_tokens: int | None = Field(default=None, ge=1, le=MOST_COUNT)
+    """Of every answer, instead of its task's own limit."""
     seed: int = Field(default=0, ge=-(1 << 63), lt=1 << 63)
+    """Of sampling."""
     estimator: Estimator = "trajectory"
+    """How scored tasks compute log-likelihoods."""
     data_dir: Path | None = None
+    """Local files instead of the hub."""
     decoding: DecodingSpec = DecodingSpec()
+    """How configs are decoded, unless they say otherwise."""
     resources: Resources = Resources()
+    """What a job on a cluster asks for."""
 
 
 @dataclass(frozen=True)

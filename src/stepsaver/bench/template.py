@@ -1,21 +1,60 @@
 """The files of a new experiment, after the source's templates."""
 
 import getpass
+import json
 import subprocess
 import time
+from collections.abc import Sequence
 
-EXPERIMENT = """\
-question: Does my rule save time without losing answers?
-tasks: [mini_gsm8k]
-configs:
-  - name: baseline
-  - name: my_rule
-    rules: ["previous_row:refresh=block", "trim:level=changed"]
-baseline: baseline
-success:
-  confirm_if: {speed_up: "> 1.2", drop_points: "< 5"}
-  reject_if: {speed_up: "< 1.05", drop_points: "> 20"}
-"""
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from stepsaver.bench.experiment import ConfigSpec, ExperimentSpec
+
+EXAMPLE = {
+    "question": "Does my rule save time without losing answers?",
+    "tasks": "[mini_gsm8k]",
+    "configs": """\
+- name: baseline
+- name: my_rule
+  rules: ["previous_row:refresh=block", "trim:level=changed"]  # from left to right (`stepsaver list rules`)""",
+    "baseline": "baseline",
+    "success": """\
+confirm_if: {speed_up: "> 1.2", drop_points: "< 5"}
+reject_if: {speed_up: "< 1.05", drop_points: "> 20"}""",
+}
+
+
+def experiment_text() -> str:
+    """Returns an experiment's file: an example, and every other field commented out, with what it is for."""
+    lines = ["# What each key says stands behind it; those that are commented out have the value that is shown."]
+    for name, field in ExperimentSpec.model_fields.items():
+        if name in EXAMPLE:
+            value = EXAMPLE[name]
+            lines += [f"{name}:  # {field.description}" if "\n" in value else f"{name}: {value}  # {field.description}"]
+            lines += [f"  {line}" for line in value.split("\n") if "\n" in value]
+            if name == "configs":
+                lines += [
+                    f"    # {line}" for line in _commented(ConfigSpec) if not line.startswith(("name:", "rules:"))
+                ]
+        elif isinstance(field.default, BaseModel):
+            lines += [f"# {name}:  # {field.description}"]
+            lines += [f"#   {line}" for line in _commented(type(field.default))]
+        else:
+            lines.append(f"# {_line(name, field)}")
+    return "\n".join(lines) + "\n"
+
+
+def _commented(model: type[BaseModel], without: Sequence[str] = ()) -> list[str]:
+    return [_line(name, field) for name, field in model.model_fields.items() if name not in without]
+
+
+def _line(name: str, field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True)
+    value = "" if default is None or default is PydanticUndefined else f" {json.dumps(default)}"
+    return f"{name}:{value}  # {field.description}"
+
 
 PROPOSAL = """\
 # Proposal: {name} - TITLE
@@ -90,7 +129,7 @@ TASKS = """\
 
 ## Phase 1: Validation
 - [ ] `stepsaver run {name} --limit 10`
-- [ ] `stepsaver report {name} --check --limit 10` finds nothing invalid
+- [ ] `stepsaver report {name} --limit 10 --check` finds nothing invalid
 
 ## Phase 2: Full runs
 - [ ] `stepsaver run {name}`
@@ -136,7 +175,7 @@ RESULTS = """\
 | Logs of jobs | `logs/` (not committed) |
 """
 
-FILES = {"experiment.yaml": EXPERIMENT, "proposal.md": PROPOSAL, "tasks.md": TASKS, "results.md": RESULTS}
+FILES = {"experiment.yaml": experiment_text(), "proposal.md": PROPOSAL, "tasks.md": TASKS, "results.md": RESULTS}
 
 
 def filled_files(name: str) -> dict[str, str]:
