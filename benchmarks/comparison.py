@@ -9,9 +9,10 @@ from typing import Any
 from stepsaver.bench.measure_rows import measure_row_costs
 from stepsaver.engine.cost import ceiling, predicted_speed_up
 from stepsaver.engine.decoders.denoise import Denoise
+from stepsaver.engine.defaults import DEFAULT_POLICY
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.policies.policy import DEFAULT_POLICY, parse_policy
+from stepsaver.engine.policies.policy import parse_policy
 from stepsaver.engine.row_costs import RowCosts, planning_of, predicted_speed_up_here
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import DENOISING, Trace

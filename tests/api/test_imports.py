@@ -94,7 +94,7 @@ def test_score_works_without_the_other_parts(folder: Path, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", [("run", "00_baseline"), ("tasks",), ("status", "00_baseline"), ("demo",)])
+@pytest.mark.parametrize("command", [("run", "00_baseline"), ("list", "tasks"), ("status", "00_baseline"), ("demo",)])
 def test_a_part_that_is_missing_is_one_line_with_the_command_that_installs_it(command: tuple[str, ...]) -> None:
     done = run(BLOCKER, *command)
     assert done.returncode == 2

@@ -61,6 +61,8 @@ CHOICES: list[tuple[str, dict[int, float], str]] = [
     ("adaptive_steps:margin=0", SURE, "4,7"),
     ("adaptive_steps:margin=0.5", EQUAL, "4"),  # 0.25 + 0.25 is not below
     ("adaptive_steps:margin=1,max_rows=1", EQUAL, "4-5"),
+    ("quota", SURE, "7"),
+    ("quota:threshold=0.89", SURE, "4-5,7"),
     ("quota:steps=1", SURE, "4-7"),
     ("quota:steps=2", SURE, "4,7"),
     ("quota:steps=3", SURE, "4,7"),
@@ -139,7 +141,6 @@ def test_what_is_left_open() -> None:
     [
         ("verified:span=4,ahead=verified", "policy 'verified:span=4,ahead=verified' is a decoder now: --decode "),
         ("treshold", "unknown policy 'treshold'; nearest: threshold"),
-        ("quota", "policy quota needs steps"),
     ],
 )
 def test_what_is_no_policy_is_one_line(text: str, message: str) -> None:

@@ -11,6 +11,8 @@ from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models import architecture
 from stepsaver.engine.models.architecture import Architecture, architectures
+from stepsaver.engine.policies.policy import Policy
+from stepsaver.engine.policies.quota import Quota
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.evaluation.lm_eval_cli import RegisteredLM
@@ -48,6 +50,19 @@ def open_sized(monkeypatch: pytest.MonkeyPatch) -> str:
     }
     monkeypatch.setattr(architecture, "_own", lambda: known)
     return name
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [("Fast_dLLM_QwenForCausalLM", Threshold(0.9)), ("SDARForCausalLM", Quota(threshold=0.85))],
+)
+def test_a_model_decodes_by_the_policy_of_its_own_decoder_unless_told_otherwise(
+    without_weights: Path, architecture: str, expected: Policy
+) -> None:
+    opened = open_model(write_config(without_weights, architectures=[architecture], mask_token_id=MASK_ID))
+    assert opened.decoder().policy == expected
+    assert opened.decoder(threshold=0.7).policy == Threshold(0.7)
+    assert opened.decoder("autoregressive").policy is None
 
 
 def test_opening_reads_no_weights_and_loading_does(without_weights: Path, folder: Path) -> None:

@@ -187,7 +187,8 @@ def _content(
         "dtype": str(opened.dtype).removeprefix("torch."),
         "weights": opened.weights,
         "device": str(opened.device),
-        "decoding": {
+        "decoding": {"policy": opened.policy}
+        | {
             name: getattr(opened.decoding, name)
             for name in ("block_size", "sub_block_size", "mask_id", "prefix_cache", "block_cache")
         },

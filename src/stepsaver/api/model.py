@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from stepsaver.api.arguments import check_arguments
-from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Estimator, Join, Weights
@@ -209,7 +208,7 @@ class Model:
             return self._tuned_engine(Path(recipe), batch_size)
         return Engine(
             self.network,
-            decoder=chosen_decoder(decode, policy=policy, threshold=threshold, rules=rules),
+            decoder=self.opened.decoder(decode, policy=policy, threshold=threshold, rules=rules),
             batch_size=BATCH_SIZE if batch_size is None else batch_size,
             decoding=self.opened.decoding,
         )

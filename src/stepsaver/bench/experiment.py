@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.defaults import BATCH_SIZE, DECODE, NEW_TOKENS, WEIGHTS, Estimator, Weights
+from stepsaver.engine.defaults import BATCH_SIZE, DECODE, DEFAULT_POLICY, NEW_TOKENS, WEIGHTS, Estimator, Weights
 from stepsaver.engine.errors import UsageError, shown, unknown_name
 from stepsaver.engine.models.config import MOST_BLOCK_ROWS
-from stepsaver.engine.policies.policy import DEFAULT_POLICY, policy_text
+from stepsaver.engine.policies.policy import policy_text
 from stepsaver.engine.rules.rule import Rule, parse_rule
 from stepsaver.evaluation.recipe import JoinInYaml
 

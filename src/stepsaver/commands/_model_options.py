@@ -77,7 +77,7 @@ def take_recipe(options: argparse.Namespace) -> "Recipe | None":
         from stepsaver.evaluation.recipe import read_recipe  # it needs the extra `bench`, and decoding does not
 
         recipe = read_recipe(options.recipe)
-        options.decode, options.rule, options.policy = recipe.decode, list(recipe.rules), recipe.policy
+        options.decode, options.rule, options.policy = recipe.decode, list(recipe.rules), recipe.measured_policy
         options.sub_block_size, options.join = recipe.sub_block_size, recipe.join
     if options.batch_size is None:
         options.batch_size = recipe.batch_size if recipe else BATCH_SIZE
@@ -129,9 +129,7 @@ def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
 
 def build_engine(options: argparse.Namespace, opened: "OpenModel") -> "Engine":
     """Checks decoder, policy and rules, then loads the weights."""
-    from stepsaver.engine.decoders.chosen import chosen_decoder
-
-    decoder = chosen_decoder(options.decode, policy=options.policy, threshold=options.threshold, rules=options.rule)
+    decoder = opened.decoder(options.decode, policy=options.policy, threshold=options.threshold, rules=options.rule)
     return opened.engine(decoder, batch_size=options.batch_size)
 
 

@@ -20,6 +20,7 @@ Estimator = Literal["trajectory", "reference", "autoregressive"]
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 
 DECODE = "block"  # block diffusion
+DEFAULT_POLICY = "threshold"
 THRESHOLD = 0.9  # of the decode policy, as published for Fast-dLLM v2
 BATCH_SIZE = 1
 WEIGHTS: Weights = "auto"

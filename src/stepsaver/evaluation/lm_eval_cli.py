@@ -18,7 +18,6 @@ from typing import Any
 import lm_eval.models  # noqa: F401  (first, or lm-eval does not know its own models)
 from lm_eval.api.registry import register_model
 
-from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import BATCH_SIZE, DECODE, ESTIMATORS, JOINS, WEIGHTS, Estimator, Join, Weights
 from stepsaver.engine.device import choose_device, choose_dtype
@@ -95,9 +94,6 @@ class RegisteredLM(StepsaverLM):
 
     @classmethod
     def _load(cls, arguments: ModelArguments) -> "RegisteredLM":
-        decoder = chosen_decoder(
-            arguments.decode, policy=arguments.policy, threshold=arguments.threshold, rules=arguments.rule_texts
-        )
         opened = open_model(
             arguments.pretrained,
             revision=arguments.revision,
@@ -110,6 +106,9 @@ class RegisteredLM(StepsaverLM):
             prefix_cache=arguments.prefix_cache,
             block_cache=arguments.block_cache,
             join=arguments.join,
+        )
+        decoder = opened.decoder(
+            arguments.decode, policy=arguments.policy, threshold=arguments.threshold, rules=arguments.rule_texts
         )
         tokenizer = opened.tokenizer  # so that a folder without one fails before the weights are read
         engine = opened.engine(decoder, batch_size=arguments.batch_size)
@@ -132,7 +131,7 @@ def with_recipe(given: dict[str, Any]) -> dict[str, Any]:
     filled = {
         "decode": recipe.decode,
         "rules": ";".join(recipe.rules),
-        "policy": recipe.policy,
+        "policy": recipe.measured_policy,
         "sub_block_size": recipe.sub_block_size,
         "join": recipe.join,
         "batch_size": recipe.batch_size,

@@ -1,6 +1,6 @@
 """The one way to open a model by its name. Reports what is wrong with it before any weight is read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,15 +9,19 @@ from pathlib import Path
 import torch
 
 from stepsaver.engine.backends.cpu.weights import check_weights, served_weights
+from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.defaults import WEIGHTS, Join, Weights
 from stepsaver.engine.device import choose_device, choose_dtype
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import ModelConfig, read_config
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.policies.policy import Policy
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.sampling import NonFiniteLogits
 from stepsaver.engine.threads import leave_cores_to_others
 from stepsaver.evaluation.model_source import read_mask_id, resolve_model
@@ -35,6 +39,22 @@ class OpenModel:
     device: torch.device
     dtype: torch.dtype
     weights: Weights  # as served here
+
+    @property
+    def policy(self) -> str:
+        """Of its architecture's own decoder: what holds if no policy is asked for."""
+        return architecture_named(self.config.architecture).policy
+
+    def decoder(
+        self,
+        decode: str | Decoder | None = None,
+        *,
+        policy: str | Policy | None = None,
+        threshold: float | None = None,
+        rules: str | Rule | Sequence[str | Rule] = (),
+    ) -> Decoder:
+        """The decoder that was asked for, by its text or its parts. The rest is as the architecture's own decoder."""
+        return chosen_decoder(decode, policy=policy, threshold=threshold, rules=rules, default_policy=self.policy)
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
-from stepsaver.engine.defaults import DECODE, Join
+from stepsaver.engine.defaults import DECODE, DEFAULT_POLICY, Join
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.models.config import MOST_BLOCK_ROWS
 
@@ -90,6 +90,11 @@ class Recipe(_Part):
     def _decoder_is_known(self) -> Self:
         self.decoder()
         return self
+
+    @property
+    def measured_policy(self) -> str | None:
+        """The policy that was measured, whatever the model's own one is."""
+        return DEFAULT_POLICY if self.policy is None and self.decode == DECODE else self.policy
 
     def decoder(self) -> Decoder:
         return chosen_decoder(self.decode, policy=self.policy, rules=self.rules)

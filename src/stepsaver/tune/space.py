@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 from stepsaver.engine import registry
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.defaults import Join
+from stepsaver.engine.defaults import DEFAULT_POLICY, Join
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.policies.policy import DEFAULT_POLICY, Policy
+from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.rules.rule import Rule, check_rules
 from stepsaver.engine.tuned import tuned_fields
 from stepsaver.tune.observed import Goal, Observed

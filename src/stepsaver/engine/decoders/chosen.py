@@ -6,7 +6,7 @@ from typing import cast
 from stepsaver.engine import registry
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.denoise import Denoise
-from stepsaver.engine.defaults import DECODE
+from stepsaver.engine.defaults import DECODE, DEFAULT_POLICY
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.policies.policy import Policy, chosen_policy
 from stepsaver.engine.rules.rule import Rule, chosen_rules
@@ -18,10 +18,14 @@ def chosen_decoder(
     policy: str | Policy | None = None,
     threshold: float | None = None,
     rules: str | Rule | Sequence[str | Rule] = (),
+    default_policy: str = DEFAULT_POLICY,
 ) -> Decoder:
-    """The decoder that a text or object stands for; None: block diffusion. Only that takes a policy and rules."""
+    """The decoder that a text or object stands for; None: block diffusion. Only that takes a policy and rules.
+
+    `default_policy` is the one of the model's architecture.
+    """
     if decode is None or decode == DECODE:
-        return Denoise(chosen_policy(policy, threshold), chosen_rules(rules))
+        return Denoise(chosen_policy(policy, threshold, default_policy), chosen_rules(rules))
     decoder = decode if isinstance(decode, Decoder) else parse_decoder(decode)
     if policy is not None or threshold is not None:
         raise UsageError(f"a policy belongs to block diffusion, not to {decoder.text}")

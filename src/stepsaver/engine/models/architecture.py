@@ -7,6 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from stepsaver.engine.defaults import DEFAULT_POLICY
 from stepsaver.engine.errors import unknown_name
 from stepsaver.engine.plugins import load_plugin, plugin_names, plugin_problem
 from stepsaver.engine.prediction import Predicts
@@ -26,6 +27,7 @@ class Architecture:
     predicts: Predicts = "next"  # what the logits of a row predict: the token after it, or its own
     head_norms: bool = False  # whether each head's queries and keys are normed before they are rotated
     sub_block_size: int | None = None  # rows of a block that are decoded together; None: all
+    policy: str = DEFAULT_POLICY  # of its own decoder, and of ours if no other is asked for
 
     def qkv_bias(self, config: Mapping[str, Any]) -> bool:
         return bool(config.get("attention_bias", False)) if self.attention_bias is None else self.attention_bias

@@ -10,4 +10,5 @@ ARCHITECTURE = Architecture(
     block_size=None,
     predicts="self",
     head_norms=True,
+    policy="quota:threshold=0.85",
 )

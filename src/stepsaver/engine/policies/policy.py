@@ -3,11 +3,10 @@
 from typing import ClassVar, NamedTuple, Protocol, cast
 
 from stepsaver.engine import registry
+from stepsaver.engine.defaults import DEFAULT_POLICY
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.rows import Rows
 from stepsaver.engine.view import StepView
-
-DEFAULT_POLICY = "threshold"
 
 
 class Candidates(NamedTuple):
@@ -41,10 +40,10 @@ def parse_policy(text: str) -> Policy:
     return cast(Policy, registry.parse(text, "stepsaver.engine.policies", "policy"))
 
 
-def policy_text(policy: str | None, threshold: float | None) -> str:
-    """The text of the policy that a user chose, by a policy or only by a threshold."""
+def policy_text(policy: str | None, threshold: float | None, default: str = DEFAULT_POLICY) -> str:
+    """The text of the policy that a user chose, by a policy or only by a threshold; else that of the `default`."""
     if threshold is None:
-        return policy or DEFAULT_POLICY
+        return policy or default
     if policy not in (None, DEFAULT_POLICY):
         raise UsageError(
             f"policy {policy!r} and threshold {threshold} exclude each other; "
@@ -53,10 +52,10 @@ def policy_text(policy: str | None, threshold: float | None) -> str:
     return f"{DEFAULT_POLICY}:threshold={threshold}"
 
 
-def chosen_policy(policy: str | Policy | None, threshold: float | None) -> Policy:
+def chosen_policy(policy: str | Policy | None, threshold: float | None, default: str = DEFAULT_POLICY) -> Policy:
     """The policy that Python code chose: by text, by an object, or only by a threshold."""
     if policy is None or isinstance(policy, str):
-        return parse_policy(policy_text(policy, threshold))
+        return parse_policy(policy_text(policy, threshold, default))
     if not isinstance(getattr(policy, "name", None), str) or isinstance(policy, type):
         raise UsageError(
             f"{shown(policy)} is no policy: expected text such as 'threshold', or an object of such a class"

@@ -13,24 +13,25 @@ from stepsaver.engine.view import StepView
 class Quota:
     """Reveals a step's share of its block's rows, the most confident first; the first of equals.
 
-    Source: SDAR's public decoder. The rows of a block are divided by `steps`; the remainder goes to the first steps.
+    Source: SDAR's public decoder. The rows of a block are divided by `steps`, as published the number of its rows; the
+    remainder goes to the first steps.
     Without a threshold this is SDAR's static rule. With a threshold it is the dynamic rule: reveal every row above it
     if these are at least as many as the share. One difference: if a block has sub-blocks, their rows are divided.
     """
 
     name: ClassVar[str] = "quota"
 
-    steps: int
+    steps: int | None = None
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
+        if self.steps is not None and self.steps < 1:
             raise UsageError(f"policy quota: steps {self.steps} is not positive")
         if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
             raise UsageError(f"policy quota: threshold {self.threshold} is outside [0, 1]")
 
     def choose(self, candidates: Candidates, view: StepView) -> Rows:
-        share, remainder = divmod(view.sub_block_size, self.steps)
+        share, remainder = divmod(view.sub_block_size, self.steps or view.sub_block_size)
         quota = max(1, share + (view.steps_in_sub_block < remainder))
         ranked = by_confidence(candidates)
         if self.threshold is not None:
