@@ -10,7 +10,7 @@ import pytest
 from stepsaver.extras import PARTS
 from tests.evaluation.tiny_folder import write_model_folder
 
-ALLOWED = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "stepsaver"}
+ALLOWED = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "markupsafe", "stepsaver"}
 # Whatever is not there raises as it does where it is not installed.
 BLOCKER = f"""
 import sys
