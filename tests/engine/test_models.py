@@ -15,14 +15,15 @@ from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.device import choose_dtype
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.models import linear
-from stepsaver.engine.models.architecture import architectures
+from stepsaver.engine.models import architecture, linear
+from stepsaver.engine.models.architecture import Architecture, architectures
 from stepsaver.engine.models.config import parse_config, read_config
 from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.load import load_model, random_model, save_weights
 from stepsaver.engine.models.rope import Rope, rotate, rotation_table
 from stepsaver.engine.models.transformer import Transformer
 from tests.conftest import GOLDEN, tiny_config
+from tests.engine.test_score import plain_logits
 
 SHAPE = {
     "vocab_size": 89,
@@ -43,6 +44,8 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
     "rope_theta": 10000.0,
 }
+NEMOTRON = "NemotronLabsDiffusionModel"
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,18 @@ LLAMA3_ROPE = {
         ("Qwen3", {"num_key_value_heads": 3, "head_dim": 8, "attention_bias": True}),
         ("Llama", {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
         ("Llama", {"num_key_value_heads": 3, "head_dim": 16, "rope_parameters": LLAMA3_ROPE}),
+        ("Qwen2", {"num_key_value_heads": 2, "rope_parameters": YARN}),
+        (
+            "Qwen3",
+            {
+                "num_key_value_heads": 2,
+                "head_dim": 32,
+                "rope_parameters": YARN | {"truncate": False, "beta_fast": 4.0, "beta_slow": 0.5},
+            },
+        ),
+        ("Llama", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}}),
+        ("Llama", {"rope_parameters": YARN | {"attention_factor": 1.4, "mscale": 0.7, "mscale_all_dim": 1.3}}),
+        ("Llama", {"rope_parameters": YARN | {"mscale": 0.7, "original_max_position_embeddings": 8}}),
     ],
 )
 def test_autoregressive_families_equal_transformers(tmp_path: Path, family: str, changes: dict) -> None:
@@ -74,6 +89,103 @@ def test_autoregressive_families_equal_transformers(tmp_path: Path, family: str,
         torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=2
     )
     assert ids == expected[0, len(prompt) :].tolist()
+
+
+LLADA = Architecture(
+    name="LLaDAModelLM",
+    attention_bias=False,
+    output_bias=False,
+    mask_id=None,
+    block_size=1,
+    predicts="self",
+    entries={
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_heads",
+        "num_key_value_heads": "n_kv_heads",
+        "num_hidden_layers": "n_layers",
+        "intermediate_size": "mlp_hidden_size",
+        "max_position_embeddings": "max_sequence_length",
+        "tie_word_embeddings": "weight_tying",
+        "hidden_act": "activation_type",
+    },
+    modules={
+        "model.embed_tokens": "model.transformer.wte",
+        "model.layers": "model.transformer.blocks",
+        "model.norm": "model.transformer.ln_f",
+        "lm_head": "model.transformer.ff_out",
+        "input_layernorm": "attn_norm",
+        "self_attn.q_proj": "q_proj",
+        "self_attn.k_proj": "k_proj",
+        "self_attn.v_proj": "v_proj",
+        "self_attn.o_proj": "attn_out",
+        "post_attention_layernorm": "ff_norm",
+        "mlp.gate_proj": "ff_proj",
+        "mlp.up_proj": "up_proj",
+        "mlp.down_proj": "ff_out",
+    },
+)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_architecture_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
+    """A checkpoint in LLaDA's names, where entries and tensors are called otherwise, beside a literal evaluation."""
+    monkeypatch.setattr(architecture, "_own", lambda: {LLADA.name: LLADA})
+    hidden, heads, kv_heads, mlp, vocab, layers = 24, 4, 2, 40, 31, 2
+    config = {"architectures": ["LLaDAModelLM"], "d_model": hidden, "n_heads": heads, "n_kv_heads": kv_heads}
+    config |= {"n_layers": layers, "mlp_hidden_size": mlp, "vocab_size": vocab, "max_sequence_length": 64}
+    config |= {"rope_theta": 500.0, "rms_norm_eps": 1e-5, "weight_tying": tied, "activation_type": "silu"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kv_width = hidden // heads * kv_heads
+    shapes = {"wte": (vocab, hidden), "ln_f": (hidden,), "ff_out": (vocab, hidden)}
+    for layer in range(layers):
+        shapes |= {f"blocks.{layer}.{name}": (hidden,) for name in ("attn_norm", "ff_norm")}
+        shapes |= {f"blocks.{layer}.{name}": (hidden, hidden) for name in ("q_proj", "attn_out")}
+        shapes |= {f"blocks.{layer}.{name}": (kv_width, hidden) for name in ("k_proj", "v_proj")}
+        shapes |= {f"blocks.{layer}.{name}": (mlp, hidden) for name in ("ff_proj", "up_proj")}
+        shapes |= {f"blocks.{layer}.ff_out": (hidden, mlp)}
+    torch.manual_seed(4)
+    weights = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    if tied:
+        weights["ff_out"] = weights["wte"].clone()
+    save_file({f"model.transformer.{k}.weight": v for k, v in weights.items()}, tmp_path / "model.safetensors")
+    ids = torch.tensor([5, 17, 3, 30, 30, 8])
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weights[name]
+
+    size = hidden // heads
+    angles = torch.outer(torch.arange(6.0, dtype=torch.float64), 500.0 ** (-torch.arange(0.0, size, 2) / size).double())
+
+    def split(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, size)).transpose(0, 1)
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        spun = torch.complex(*split(x).chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat((spun.real, spun.imag), -1)
+
+    h = weights["wte"][ids]
+    for layer in range(layers):
+        at = {name.split(".")[-1]: w for name, w in weights.items() if name.startswith(f"blocks.{layer}.")}
+        x = norm(h, f"blocks.{layer}.attn_norm")
+        repeats = heads // kv_heads
+        queries, keys = turned(x @ at["q_proj"].T), turned(x @ at["k_proj"].T).repeat_interleave(repeats, 0)
+        values = split(x @ at["v_proj"].T).repeat_interleave(repeats, 0)
+        mixed = (queries @ keys.transpose(1, 2) / size**0.5).softmax(-1) @ values
+        h = h + mixed.transpose(0, 1).flatten(1) @ at["attn_out"].T
+        x = norm(h, f"blocks.{layer}.ff_norm")
+        h = h + (torch.nn.functional.silu(x @ at["ff_proj"].T) * (x @ at["up_proj"].T)) @ at["ff_out"].T
+    expected = norm(h, "ln_f") @ weights["ff_out"].T
+
+    model = load_model(tmp_path, dtype=torch.float64)
+    assert (model.head.weight is model.embedding.weight) == tied
+    found = plain_logits(model, ids.tolist(), torch.ones(6, 6, dtype=torch.bool))
+    assert torch.allclose(found, expected, atol=1e-9)
+    (tmp_path / "model.safetensors").unlink()
+    save_file(
+        {f"model.transformer.{k}.weight": v for k, v in weights.items() if k != "ln_f"}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(UsageError, match=r"lacks 1 tensors: model.transformer.ln_f.weight"):
+        load_model(tmp_path, dtype=torch.float64)
 
 
 def test_shards_with_an_index_load_like_one_file(tmp_path: Path) -> None:
@@ -128,7 +240,17 @@ def _folder(tmp_path: Path, **config_changes: object) -> Path:
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"use_sliding_window": True}, "sliding-window"),
         ({"num_key_value_heads": 4}, "cannot share"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+            "'longrope' is not supported; known: default, lin",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "beta_fast": 1, "beta_slow": 2}},
+            "beta_slow 2 is not below beta_fast 1",
+        ),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention', and only"),
+        ({"architectures": [NEMOTRON], "dlm_paradigm": "autoregressive"}, "dlm_paradigm 'autoregressive' is not supp"),
+        ({"architectures": [NEMOTRON], "sliding_window": 4096}, "sliding_window 4096 is not supported, only null"),
         ({"hidden_size": None}, "no entry 'hidden_size'"),
         ({"num_hidden_layers": 13}, "has 13 layers, the weights have 12"),
         ({"num_hidden_layers": 11}, "has 11 layers, the weights have 12"),
@@ -225,4 +347,4 @@ def test_auto_dtype_on_the_cpu_is_float32_and_unknown_ones_are_refused() -> None
 
 def test_every_architecture_is_registered_under_its_own_name() -> None:
     autoregressive = {"Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"}
-    assert set(architectures()) == {"Fast_dLLM_QwenForCausalLM", "SDARForCausalLM"} | autoregressive
+    assert set(architectures()) == {"Fast_dLLM_QwenForCausalLM", "SDARForCausalLM", NEMOTRON} | autoregressive

@@ -1,7 +1,7 @@
 """The registry of architectures: what a checkpoint's `architectures` entry means for our one network."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -28,6 +28,10 @@ class Architecture:
     head_norms: bool = False  # whether each head's queries and keys are normed before they are rotated
     sub_block_size: int | None = None  # rows of a block that are decoded together; None: all
     policy: str = DEFAULT_POLICY  # of its own decoder, and of ours if no other is asked for
+    # What config.json calls an entry, and the weights call a module, where these are not Llama's names in transformers.
+    entries: Mapping[str, str] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
+    expects: Mapping[str, Any] = field(default_factory=dict)  # entries of config.json that may have this value only
 
     def qkv_bias(self, config: Mapping[str, Any]) -> bool:
         return bool(config.get("attention_bias", False)) if self.attention_bias is None else self.attention_bias

@@ -20,6 +20,7 @@ FIELDS: dict[str, Field] = {
     "architectures": Many(Word()),
     "hidden_act": Word(),
     "use_sliding_window": Flag(),
+    "layer_types": Many(Word()),
     "num_hidden_layers": Whole(1, 1024),
     "hidden_size": Whole(1, 1 << 17),
     "num_attention_heads": Whole(1, 1 << 12),
@@ -87,9 +88,11 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-    given = read_fields(config, FIELDS)
+    architecture = _architecture(config)
+    given = read_fields(config, {architecture.entries.get(name, name): field for name, field in FIELDS.items()})
+    given |= {name: given[entry] for name, entry in architecture.entries.items() if entry in given}
+    _check_served(config, given, architecture)
     generated = read_fields(generation, GENERATION_FIELDS)
-    architecture = _architecture(given)
     heads = given["num_attention_heads"]
     kv_heads = given.get("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -121,16 +124,25 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Mo
     )
 
 
-def _architecture(given: Mapping[str, Any]) -> Architecture:
-    """The architecture. Refuses a checkpoint that needs something the network does not have."""
-    names = given.get("architectures", [])
+def _architecture(config: Mapping[str, Any]) -> Architecture:
+    names = read_fields(config, {"architectures": FIELDS["architectures"]}).get("architectures", [])
     if len(names) != 1:
         raise UsageError(f"architectures is {shown(names)}, expected exactly one name")
+    return architecture_named(names[0])
+
+
+def _check_served(config: Mapping[str, Any], given: Mapping[str, Any], architecture: Architecture) -> None:
+    """Refuses a checkpoint that needs something the network does not have."""
     if given.get("hidden_act", "silu") != "silu":
         raise UsageError(f"hidden_act {shown(given['hidden_act'])} is not supported, only 'silu'")
     if given.get("use_sliding_window"):
         raise UsageError("sliding-window attention is not supported")
-    return architecture_named(names[0])
+    unknown = next((kind for kind in given.get("layer_types", []) if kind != "full_attention"), None)
+    if unknown is not None:
+        raise UsageError(f"layer_types has {shown(unknown)}, and only 'full_attention' is supported")
+    for name, expected in architecture.expects.items():
+        if config.get(name) not in (None, expected):
+            raise UsageError(f"{name} {shown(config[name])} is not supported, only {json.dumps(expected)}")
 
 
 def _head_dim(given: Mapping[str, Any]) -> int:

@@ -17,12 +17,13 @@ from stepsaver.engine.backends.cpu.weights import check_weights
 from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.models import linear
+from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import ModelConfig, is_there, read_config, read_json
 from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.threads import require_own_threads
 
-# Our fused modules, and the checkpoint's modules whose rows they stack.
+# Our fused modules, and the checkpoint's modules whose rows they stack. An architecture may call these otherwise.
 LAYER_MODULES = {
     "attention.norm": ("input_layernorm",),
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -32,6 +33,7 @@ LAYER_MODULES = {
     "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.down": ("mlp.down_proj",),
 }
+LAYERS = "model.layers"
 OUTER_MODULES = {"embedding": ("model.embed_tokens",), "norm": ("model.norm",), "head": ("lm_head",)}
 FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors names them
 IGNORED_ENDINGS = ("rotary_emb.inv_freq",)  # buffers of old exports, computed here
@@ -64,10 +66,10 @@ def load_model(
     require_working_tiles(dtype, device)
     config = read_config(folder)
     files = _files_by_tensor(folder)
-    _check_depth(folder, files, config.layers)
+    _check_depth(folder, files, config)
     model = _empty_model(config, dtype)
     wanted = stored_tensors(model)
-    _check(folder, files, wanted, tied=model.config.tied)
+    _check(folder, files, wanted, config)
 
     def numbers(name: str, _: Tensor) -> Tensor:
         # opened again for every tensor: a file's mapping counts as memory as long as it is held
@@ -172,15 +174,18 @@ def _as_wanted(found: Tensor, dtype: torch.dtype, device: torch.device) -> Tenso
 
 
 def _stored(name: str, shape: torch.Size, config: ModelConfig) -> Iterable[StoredTensor]:
+    called = architecture_named(config.architecture).modules
     module, attribute = name.rsplit(".", 1)
     prefix = ""
     sources: tuple[str, ...] = OUTER_MODULES.get(module, ())
     if not sources:
         _, index, inner = module.split(".", 2)
-        prefix, sources = f"model.layers.{index}.", LAYER_MODULES[inner]
+        prefix, sources = f"{called.get(LAYERS, LAYERS)}.{index}.", LAYER_MODULES[inner]
     start = 0
     for source, rows in zip(sources, _stacked_rows(module, shape[0], config), strict=True):
-        yield StoredTensor(f"{prefix}{source}.{attribute}", (rows, *shape[1:]), slice(start, start + rows))
+        yield StoredTensor(
+            f"{prefix}{called.get(source, source)}.{attribute}", (rows, *shape[1:]), slice(start, start + rows)
+        )
         start += rows
 
 
@@ -228,20 +233,24 @@ def _open(path: Path) -> "safe_open":
         raise UsageError(f"{path} is damaged or cut short: {error}") from None
 
 
-def _check_depth(folder: Path, files: Iterable[str], layers: int) -> None:
+def _check_depth(folder: Path, files: Iterable[str], config: ModelConfig) -> None:
     """Checks the number of layers before the network is built, which takes a while if the number is absurd."""
-    stored = {name.split(".")[2] for name in files if name.startswith("model.layers.") and name.count(".") > 2}
-    if len(stored) != layers:
-        raise UsageError(f"{folder}: config.json has {layers} layers, the weights have {len(stored)}")
+    prefix = architecture_named(config.architecture).modules.get(LAYERS, LAYERS) + "."
+    stored = {name.removeprefix(prefix).split(".")[0] for name in files if name.startswith(prefix)}
+    if len(stored) != config.layers:
+        raise UsageError(f"{folder}: config.json has {config.layers} layers, the weights have {len(stored)}")
 
 
-def _check(folder: Path, files: dict[str, Path], wanted: dict[str, tuple[StoredTensor, ...]], *, tied: bool) -> None:
+def _check(
+    folder: Path, files: dict[str, Path], wanted: dict[str, tuple[StoredTensor, ...]], config: ModelConfig
+) -> None:
     expected = {stored.name: stored.shape for parts in wanted.values() for stored in parts}
     missing = expected.keys() - files.keys()
     if missing:
         raise UsageError(f"{folder} lacks {len(missing)} tensors: {_listed(missing)}")
     surplus = {name for name in files.keys() - expected.keys() if not name.endswith(IGNORED_ENDINGS)}
-    surplus -= {"lm_head.weight"} if tied else set()
+    if config.tied:
+        surplus -= {stored.name for stored in _stored("head.weight", torch.Size((config.vocab, config.hidden)), config)}
     if surplus:
         raise UsageError(f"{folder} has {len(surplus)} tensors that its architecture does not know: {_listed(surplus)}")
     handles = {path: _open(path) for path in set(files.values())}
