@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.gguf import write_random
-from stepsaver.bench.measure_rows import Layout, Scratch
+from stepsaver.engine.curve import Scratch
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
@@ -80,7 +80,7 @@ def measure_against_llama(model: Transformer, repeats: int, rows: Sequence[int] 
     library = load_module()
     silent = _silence(library)
     dtype = torch.float16 if model.kept.float16 else torch.float32
-    scratch = Scratch(model, resolve_decoding(model.config, stop_ids=()), Layout(1, max(rows), CONTEXT + max(rows)))
+    scratch = Scratch(model, resolve_decoding(model.config, stop_ids=()), slots=1, context=CONTEXT, positions=max(rows))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "random.gguf"
         write_random(model.config, path, dtype)
@@ -96,7 +96,7 @@ def _compare(theirs: LlamaCpp, scratch: Scratch, rows: int, repeats: int) -> dic
     there: list[float] = []
     for _ in range(repeats + 1):  # the first ones warm up
         there.append(theirs.seconds(rows))
-        here.append(scratch.seconds(Layout(1, rows, CONTEXT + rows), "whole"))
+        here.append(scratch.seconds(rows, CONTEXT))
     ours, other = 1000 * median(here[1:]), 1000 * median(there[1:])
     return {"rows": rows, "ours_ms": ours, "llama_cpp_ms": other, "ratio": ours / other, "repeats": repeats}
 

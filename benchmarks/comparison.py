@@ -6,14 +6,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stepsaver.bench.measure_rows import measure_row_costs
-from stepsaver.engine.cost import ceiling, predicted_speed_up
+from stepsaver.bench.timings import predicted_seconds
+from stepsaver.engine.curve import Curve, measure_curve
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.defaults import DEFAULT_POLICY
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import parse_policy
-from stepsaver.engine.row_costs import RowCosts, planning_of, predicted_speed_up_here
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import DENOISING, Trace
 from stepsaver.evaluation.tokenizer import TextTokenizer
@@ -29,9 +28,9 @@ class Config:
     rules: tuple[str, ...] = ()
     policy: str = DEFAULT_POLICY
 
-    def engine(self, model: Transformer, batch_size: int, forward_rows: float) -> Engine:
+    def engine(self, model: Transformer, batch_size: int, curve: Curve) -> Engine:
         rules, policy = tuple(map(parse_rule, self.rules)), parse_policy(self.policy)
-        return Engine(model, decoder=Denoise(policy, rules), batch_size=batch_size, forward_rows=forward_rows)
+        return Engine(model, decoder=Denoise(policy, rules), batch_size=batch_size, curve=curve)
 
 
 @dataclass
@@ -64,8 +63,8 @@ def compare_configs(
         tokenizer.encode(tokenizer.chat_prompt([{"role": "user", "content": document["question"]}]))
         for document in documents
     ]
-    costs = measure_row_costs(model)
-    tallies = {name: Tally(config.engine(model, batch_size, costs.forward_rows)) for name, config in configs.items()}
+    curve = measure_curve(model, batch_size=batch_size)
+    tallies = {name: Tally(config.engine(model, batch_size, curve)) for name, config in configs.items()}
     names = list(tallies)
     for name in names:  # warm-up, not counted
         _decode(tallies[name], prompts[:1], 0, Trace())
@@ -76,15 +75,12 @@ def compare_configs(
             tallies[name].answers.update({index: tokenizer.decode(ids) for index, ids in found.items()})
             tallies[name].traces.append(trace)
     baseline = tallies[names[0]]
-    return [
-        _row(name, tally, baseline, documents) | {"predicted_here": _predicted_here(baseline, tally, costs)}
-        for name, tally in tallies.items()
-    ]
+    return [_row(name, tally, baseline, documents, curve) for name, tally in tallies.items()]
 
 
-def _predicted_here(baseline: Tally, tally: Tally, costs: RowCosts) -> float:
-    planning = planning_of(tally.engine.decoder.rules, tally.engine.model.config.layers)
-    return predicted_speed_up_here(baseline.whole_trace(), tally.whole_trace(), costs, planning)
+def predicted_rate(curve: Curve, tally: Tally) -> float:
+    trace = tally.whole_trace()
+    return trace.tokens_generated / predicted_seconds(curve, tally.engine.model.config, trace.records)
 
 
 def _decode(tally: Tally, prompts: Sequence[list[int]], start: int, trace: Trace) -> dict[int, list[int]]:
@@ -92,7 +88,7 @@ def _decode(tally: Tally, prompts: Sequence[list[int]], start: int, trace: Trace
     return {start + completion.index: completion.ids for completion in completions}
 
 
-def _row(name: str, tally: Tally, baseline: Tally, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _row(name: str, tally: Tally, baseline: Tally, documents: Sequence[dict[str, Any]], curve: Curve) -> dict[str, Any]:
     ratios = [_rate(ours) / _rate(theirs) for ours, theirs in zip(tally.traces, baseline.traces, strict=True)]
     whole = tally.whole_trace()
     steps = sum(entry.kind in DENOISING for entry in whole.entries)
@@ -108,10 +104,7 @@ def _row(name: str, tally: Tally, baseline: Tally, documents: Sequence[dict[str,
             theirs.decode_seconds / ours.decode_seconds
             for ours, theirs in zip(tally.traces, baseline.traces, strict=True)
         ),
-        "predicted_speed_up": predicted_speed_up(tally.engine.model.config, baseline.whole_trace(), whole),
-        "ceiling": ceiling(
-            tally.engine.model.config, baseline.whole_trace(), tally.engine.decoder.rules, tally.engine.decoding
-        ),
+        "predicted_speed_up": predicted_rate(curve, tally) / predicted_rate(curve, baseline),
         "tokens_per_step": whole.tokens_generated / steps,
         "first_answer": tally.answers[0],
     }

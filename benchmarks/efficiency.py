@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.bare import BareModel, forward_shape
-from stepsaver.bench.limit import decode_once, random_prompts, step_times
-from stepsaver.engine.cost import Machine
+from stepsaver.bench.limit import Machine, decode_once, random_prompts, step_times
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt

@@ -18,22 +18,21 @@ from benchmarks.efficiency import spread
 from benchmarks.measurement import store_measurement
 from benchmarks.shapes import SHAPES
 from stepsaver.bench.limit import decode_once, random_prompts
-from stepsaver.bench.measure_rows import measure_row_costs
-from stepsaver.engine.cost import ceiling, predicted_speed_up
+from stepsaver.bench.timings import predicted_seconds
+from stepsaver.engine.curve import measure_curve
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.policies.policy import Candidates, Policy, by_confidence
-from stepsaver.engine.row_costs import planning_of, predicted_speed_up_here
 from stepsaver.engine.rows import Rows
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
 from stepsaver.engine.view import StepView
 
 MEASURED = Path(__file__).parent / "measured"
-COLUMNS = ("batch", "pace", "rules", "speed-up, median [smallest, largest]", "predicted", "predicted here", "ceiling")
+COLUMNS = ("batch", "pace", "rules", "speed-up, median [smallest, largest]", "predicted")
 WINDOW = ("previous_row:refresh=block", "trim:level=changed")
 NEAR_LIGHT = (*WINDOW, "near_rows", "light_commit")
 RULE_SETS: dict[str, tuple[str, ...]] = {
@@ -94,7 +93,6 @@ def main() -> None:
     model = random_model(SHAPES["135M"], dtype=torch.float32, stored=torch.float16)
     apart = resolve_decoding(model.config, stop_ids=(), join="off")
     joined = replace(apart, join="on")
-    costs = measure_row_costs(model)
     chosen = {
         name: tuple(map(parse_rule, rules))
         for name, rules in RULE_SETS.items()
@@ -103,6 +101,7 @@ def main() -> None:
     print("| " + " | ".join(COLUMNS) + " |")
     table: list[tuple[str, ...]] = []
     for pace, batch in product(options.pace or PACES, options.batch_size or (1, 8)):
+        curve = measure_curve(model, batch_size=batch)
         prompts = random_prompts(model, [64] * batch, [options.new_tokens] * batch)
         engines = {
             name: Engine(
@@ -119,16 +118,13 @@ def main() -> None:
             for name, engine in engines.items():
                 traces[name].append(decode_once(engine, prompts, Trace()))
         plain = traces["none"]
-        for name, rules in chosen.items():
+        for name in chosen:
             ratios = [a.decode_seconds / b.decode_seconds for a, b in zip(plain[1:], traces[name][1:], strict=True)]
-            predicted = predicted_speed_up(model.config, plain[0], traces[name][0])
-            here = predicted_speed_up_here(plain[0], traces[name][0], costs, planning_of(rules, model.config.layers))
-            bound = ceiling(model.config, plain[0], rules, apart)
-            figures = (f"{predicted:.2f}", f"{here:.2f}", f"{bound:.2f}")
-            table.append((str(batch), pace, name, str(spread(ratios)), *figures))
+            base, ours = (predicted_seconds(curve, model.config, each[0].records) for each in (plain, traces[name]))
+            table.append((str(batch), pace, name, str(spread(ratios)), f"{base / ours:.2f}"))
             print("| " + " | ".join(table[-1]) + " |", flush=True)
         milliseconds = 1000 * median(trace.decode_seconds / trace.forwards for trace in plain[1:])
-        table.append((str(batch), pace, f"(a forward without reuse: {milliseconds:.1f} ms)", *[""] * 4))
+        table.append((str(batch), pace, f"(a forward without reuse: {milliseconds:.1f} ms)", *[""] * 2))
         print("| " + " | ".join(table[-1]) + " |", flush=True)
     if options.store:
         command = f"python -m benchmarks.reuse_speed --repeats {options.repeats} --new-tokens {options.new_tokens}"

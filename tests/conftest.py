@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from stepsaver.engine.curve import Curve
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.load import load_model, random_model
 from stepsaver.engine.models.rope import Rope
@@ -67,3 +68,10 @@ def sharpened(model: Transformer, factor: float = 25.0) -> Transformer:
             if "norm" not in name:
                 parameter.mul_(factor if name.startswith(("head", "embedding")) else factor / 2)
     return model.prepare()
+
+
+def straight_curve(forward: float, position: float = 1.0, context: float = 0.0) -> Curve:
+    """A made-up device: a forward costs something, and so does each of its positions, and each token before them."""
+    positions, contexts = (1, 32, 64), (0, 128)
+    table = tuple(tuple(forward + position * count + context * seen for count in positions) for seen in contexts)
+    return Curve("made up", "float32", 1, "small", 1, positions, contexts, table)

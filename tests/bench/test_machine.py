@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepsaver.bench.identity import device_name, job_id, machine_facts
+from stepsaver.bench.identity import job_id, machine_facts
+from stepsaver.engine.device import device_name
 from stepsaver.evaluation.model_source import hub_revision
 
 

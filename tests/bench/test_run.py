@@ -22,9 +22,10 @@ from stepsaver.bench import session as session_module
 from stepsaver.bench.audit import Finding
 from stepsaver.bench.experiment import ConfigSpec, Experiment
 from stepsaver.bench.experiment_file import read_experiment
+from stepsaver.bench.run import CURVE
 from stepsaver.bench.session import ConfigRunner, Session
-from stepsaver.bench.stored_costs import ROW_COSTS, read_row_costs
 from stepsaver.cli import main
+from stepsaver.engine.curve import read_curve
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.threshold import Threshold
@@ -92,14 +93,12 @@ def test_a_run_stores_every_sample_once_and_a_summary(finished: Path, capsys: py
     assert "5/5 configs" in capsys.readouterr().out
 
 
-def test_a_run_knows_what_rows_take_on_its_machine(finished: Path) -> None:
-    """Measured once per session; every chunk's prediction is made of it, and the baseline's of itself is one."""
-    measured = read_row_costs(cell(finished, "baseline").parent)
-    assert len(measured) == 1
+def test_a_run_knows_what_forwards_cost_on_its_machine(finished: Path) -> None:
+    """Every chunk's prediction is made of it, and the baseline's of itself is one."""
+    assert read_curve(cell(finished, "baseline").parent / CURVE).batch_size == 2
     for config in ("baseline", "trimmed"):
         timings = list(map(json.loads, (cell(finished, config) / "trace.jsonl").read_text().splitlines()))
         timings = [each for each in timings if "chunk" in each]
-        assert {each["session"] for each in timings} == measured.keys()
         assert all(each["predicted_seconds"] > 0 for each in timings)
     summaries = {config: running.summary(finished, config, LIMIT) for config in ("baseline", "trimmed")}
     assert {each["predicted_by"] for each in summaries.values()} == {"curve"}
@@ -108,23 +107,25 @@ def test_a_run_knows_what_rows_take_on_its_machine(finished: Path) -> None:
 
 
 def test_nothing_is_measured_where_nothing_is_run(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "measure_row_costs", None)  # calling it fails
-    stored = (cell(experiment, "baseline").parent / ROW_COSTS).read_bytes()
+    monkeypatch.setattr(session_module, "measure_curve", None)  # calling it fails
+    stored = (cell(experiment, "baseline").parent / CURVE).read_bytes()
     run(experiment, LIMIT)
     assert main(["run", str(experiment), "--limit", "4", "--dry-run"]) == 0
-    assert (cell(experiment, "baseline").parent / ROW_COSTS).read_bytes() == stored
+    assert (cell(experiment, "baseline").parent / CURVE).read_bytes() == stored
 
 
 def test_engines_take_what_a_forward_was_measured_to_cost(finished: Path) -> None:
-    costs = next(iter(read_row_costs(cell(finished, "baseline").parent).values()))
     experiment = read_experiment(finished)
     session = session_module.open_session(experiment, model_name=experiment.spec.model)
     runner = ConfigRunner(session, experiment, experiment.config("baseline"), "generation")
     before = runner.engine
     _, timing = runner.run_chunk([], chunk=0, samples=0)
-    assert (runner.engine, runner.engine.forward_rows, timing.predicted_seconds) == (before, None, None)
-    session.row_costs = replace(costs, forward=tuple(100.0 + rows for rows in costs.rows))
-    assert runner.engine.forward_rows == session.row_costs.forward_rows > 0
+    assert (runner.engine, runner.engine.curve, timing.predicted_seconds) == (before, None, None)
+    stored = read_curve(cell(finished, "baseline").parent / CURVE)
+    assert session.measured_curve(stored) is stored  # it fits, so nothing is measured
+    assert runner.engine.curve is stored
+    session.curve = None
+    assert session.measured_curve(replace(stored, threads=99)).threads == torch.get_num_threads()
     assert runner.engine is runner.engine
 
 
@@ -162,8 +163,8 @@ def test_what_cannot_be_run_sets_nothing_aside(
     before = sorted(path for path in experiment.rglob("*"))
     file = experiment / "experiment.yaml"
     if is_unreadable:
-        (cell(experiment, "baseline").parent / "row_costs.jsonl").unlink()
-        (cell(experiment, "baseline").parent / "row_costs.jsonl").mkdir()
+        (cell(experiment, "baseline").parent / CURVE).unlink()
+        (cell(experiment, "baseline").parent / CURVE).mkdir()
         file.write_text(file.read_text().replace("seed: ", "# ") + "\nseed: 5\n")
     else:
         file.write_text(file.read_text() + "\nmax_new_tokens: 4096\n")

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from stepsaver.bench import session as task_run
 from stepsaver.bench.folders import find_experiment
-from stepsaver.bench.run import RunRequest, Shard, make_shards, refuse_beside_others
+from stepsaver.bench.run import CURVE, RunRequest, Shard, make_shards, refuse_beside_others
 from stepsaver.bench.store import CellFiles, open_cell_files, read_cell_files
-from stepsaver.bench.stored_costs import ROW_COSTS
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
 from tests.bench import running
@@ -106,7 +105,7 @@ def test_shards_write_apart_and_the_last_one_sums_up(fresh: Path, whole: Path) -
         assert (found[config]["predicted_by"], alone[config]["predicted_by"]) == ("operations", "curve")
     trimmed = [each["cost"]["flops"] / each["throughput"]["tokens"] for each in (found["baseline"], found["trimmed"])]
     assert found["trimmed"]["predicted"] == pytest.approx(trimmed[0] / trimmed[1])
-    assert [len(list(folder.rglob(ROW_COSTS))) for folder in (fresh, whole)] == [0, 1]
+    assert [len(list(folder.rglob(CURVE))) for folder in (fresh, whole)] == [0, 1]
     assert [each.message for each in findings(fresh, LIMIT) if each.check == "shards"] == [
         "3 configs have chunks that were timed by concurrent shards on one machine; no speed-up counts them"
     ]

@@ -20,7 +20,7 @@ from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.state import BlockState
 from stepsaver.engine.trace import Trace
-from tests.conftest import sharpened, tiny_config
+from tests.conftest import sharpened, straight_curve, tiny_config
 
 RULES = [
     (),
@@ -185,8 +185,10 @@ def test_policies_with_steps_of_their_own_join_too(models) -> None:
 
 
 @pytest.mark.parametrize(
-    ("forward_rows", "batch_size", "expected"),
+    ("forward", "batch_size", "expected"),
     [(None, 1, (True, False)), (40.0, 1, (True, True)), (40.0, 32, (True, False)), (1.0, 1, (True, False))],
 )
-def test_auto_joins_commits_where_the_machine_says_so(forward_rows, batch_size: int, expected) -> None:
-    assert resolve_joins("auto", forward_rows=forward_rows, batch_size=batch_size, block_size=32) == expected
+def test_auto_joins_commits_where_the_machine_says_so(forward, batch_size: int, expected) -> None:
+    """A forward costs so many positions, and they are on top."""
+    curve = None if forward is None else straight_curve(forward)
+    assert resolve_joins("auto", curve=curve, batch_size=batch_size, block_size=32) == expected

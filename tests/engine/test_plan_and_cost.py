@@ -4,7 +4,7 @@ import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from stepsaver.engine.cost import COMPUTE_BOUND, Machine, ceiling, predicted_speed_up, trace_cost
+from stepsaver.engine.cost import trace_cost
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine
@@ -49,34 +49,3 @@ def test_head_and_last_layer_run_only_on_rows_that_are_read(tiny_model: Transfor
         assert entry.mlp_run == 2 * entry.rows + entry.head_rows
         assert entry.keys_values_run == 3 * entry.rows
         assert entry.head_rows <= 4
-
-
-def test_predicted_speed_up_follows_the_scarce_resource(tiny_model: Transformer) -> None:
-    plain, reused = decode(tiny_model), decode(tiny_model, "previous_row", "trim")
-    config = tiny_model.config
-    assert predicted_speed_up(config, plain, plain) == 1.0
-    by_compute = predicted_speed_up(config, plain, reused, machine=COMPUTE_BOUND)
-    by_bytes = predicted_speed_up(config, plain, reused, machine=Machine(float("inf"), 1.0))
-    assert by_compute > 1.0
-    assert by_compute != by_bytes
-
-
-@pytest.mark.parametrize(
-    "rules",
-    [
-        ("layer_reuse:k=2,layers=all,mode=delta",),
-        ("layer_reuse:k=3,layers=first,mode=mlp",),
-        ("layer_reuse:k=3,layers=all,mode=output",),
-        ("previous_row:refresh=block",),
-        ("trim:level=changed",),
-        ("previous_row:refresh=sub-block", "trim:level=structural"),
-        ("adaptive_layers:probe=1,threshold=9",),
-    ],
-)
-def test_no_rule_set_beats_its_ceiling(tiny_model: Transformer, rules: tuple[str, ...]) -> None:
-    """At threshold 1 every trace has the same steps up to a few, so operations per step can be compared."""
-    decoding = resolve_decoding(tiny_model.config, sub_block_size=4, stop_ids=())
-    reuse = tuple(map(parse_rule, rules))
-    bound = ceiling(tiny_model.config, decode(tiny_model), reuse, decoding)
-    assert 1.0 < bound < float("inf")
-    assert predicted_speed_up(tiny_model.config, decode(tiny_model), decode(tiny_model, *rules)) <= bound * 1.05

@@ -24,7 +24,7 @@ from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.embedded import DATA_FOLDER, MODEL_FOLDER
 from stepsaver.evaluation.encoding import encode_prompt
 from stepsaver.evaluation.tokenizer import TextTokenizer
-from tests.conftest import GOLDEN, SHARED, sharpened, tiny_config
+from tests.conftest import GOLDEN, SHARED, sharpened, straight_curve, tiny_config
 from tests.engine.golden_cases import read_golden
 from tests.engine.test_hidden_rows import attended
 
@@ -298,7 +298,7 @@ def test_the_next_draft_runs_ahead_where_a_saved_forward_is_worth_more_than_wast
     """At first nine of ten drafted tokens are expected to be right: of eight all with 0.43, of two with 0.81."""
     model = sharpened(random_model(tiny_config(block_size=32), dtype=torch.float64, seed=5))
     decoding = resolve_decoding(model.config, stop_ids=())
-    engine = Engine(model, decoder=Speculative(span=span), decoding=decoding, forward_rows=forward_rows)
+    engine = Engine(model, decoder=Speculative(span=span), decoding=decoding, curve=straight_curve(forward_rows))
     trace = Trace()
     list(engine.generate([(5, 6, 7)], max_new_tokens=29, trace=trace))
     first = next(record for record in trace.records if "verify" in [entry.kind for entry in record.entries])

@@ -82,7 +82,7 @@ def stored_cases(draw: st.DrawFn, workspace: Path) -> Case:
     cell = CELLS / draw(st.sampled_from(["baseline", "other"]))
     names = [cell / name for name in ("summary.json", "run.json", "samples.jsonl", "trace.jsonl")]
     names += [Path("experiments/tiny/logs/jobs.jsonl"), CELLS.parent / ".lock", cell, CELLS]
-    names += [Path("experiments/tiny/results.md"), CELLS / "row_costs.jsonl", CELLS / "row_costs.jsonl"]
+    names += [Path("experiments/tiny/results.md"), CELLS / "curve.json", CELLS / "curve.json"]
     path = draw(st.sampled_from(names))
     content = (workspace / path).read_bytes() if (workspace / path).is_file() else b"x"
     new: Any

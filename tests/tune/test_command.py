@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stepsaver.bench import durable, measure_rows
+from stepsaver.bench import durable
 from stepsaver.bench.durable import exclusive
 from stepsaver.cli import main
+from stepsaver.engine import curve
 from stepsaver.evaluation.recipe import read_recipe
 from stepsaver.report.tuning_page import parallelism_line
 from stepsaver.tune import confirm, tuning
@@ -39,7 +40,7 @@ def tune(workspace: Path, *more: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure_rows, "BUDGET_SECONDS", 0.5)
+    monkeypatch.setattr(curve, "SECONDS", 0.0)
 
 
 def test_a_tuning_says_what_it_came_to_and_goes_on_from_what_is_stored(

@@ -17,10 +17,10 @@ from tests.evaluation.tiny_folder import write_model_folder
 # A search that finds the first candidate, an attempt of all fresh problems, and a judge who never confirms.
 DRIVER = """
 import sys
-from stepsaver.bench import measure_rows
+from stepsaver.engine import curve
 from stepsaver.cli import main
 from stepsaver.tune import confirm, tuning
-measure_rows.BUDGET_SECONDS = 0.2
+curve.SECONDS = 0.0
 def search(space, trials, goal):
     names = space.singles()[:3]
     trials.run(names, 0)

@@ -18,6 +18,7 @@ import torch
 
 import stepsaver
 from stepsaver.bench.documents import Identity
+from stepsaver.engine.device import device_name
 
 PACKAGE = Path(stepsaver.__file__).parent
 NUMERIC_PACKAGES = ("torch", "numpy", "lm_eval", "tokenizers", "datasets")
@@ -104,9 +105,6 @@ def _git(root: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-CPU_FACTS = Path("/proc/cpuinfo")
-
-
 def machine_facts(device: torch.device) -> dict[str, Any]:
     return {"host": platform.node(), "job": job_id(), "device": device_name(device)} | _memory_and_driver(device)
 
@@ -115,14 +113,6 @@ def job_id() -> str | None:
     """Returns SLURM's id of this job, with the index in its array; None outside a job. Reads no other variable."""
     array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{index}" if array and index else os.environ.get("SLURM_JOB_ID")
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    lines = CPU_FACTS.read_text(encoding="utf-8").splitlines() if CPU_FACTS.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def _memory_and_driver(device: torch.device) -> dict[str, Any]:

@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 
-from stepsaver.engine.cost import Machine, record_work
+from stepsaver.engine.cost import Work, record_work
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.trace import ForwardRecord, Trace
@@ -19,6 +19,17 @@ MULTIPLIED, MULTIPLIED_ELSEWHERE = 1024, 8192  # rows, inputs and outputs: on a 
 TIMES = 7  # repeats, of which the best counts: a limit is what is possible
 KINDS = ("prefill", "full", "sub", "commit")
 AnyTrace = TypeVar("AnyTrace", bound=Trace)
+
+
+class Machine(NamedTuple):
+    """What a machine can do at best."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+    def seconds(self, work: Work) -> float:
+        """The time of its operations or of reading its weights and caches, whichever is longer."""
+        return max(work.flops / self.flops_per_s, work.bytes / self.bytes_per_s)
 
 
 def measure_machine(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Machine:
@@ -72,7 +83,7 @@ def _step_time(model: Transformer, records: list[ForwardRecord], machine: Machin
     multiplying = median(each.flops / machine.flops_per_s for each in work)
     return StepTime(
         milliseconds=1000 * median(record.seconds for record in records),
-        limit_milliseconds=1000 * median(each.seconds(machine) for each in work),
+        limit_milliseconds=1000 * median(machine.seconds(each) for each in work),
         limited_by="reading" if reading > multiplying else "multiplying",
     )
 

@@ -5,6 +5,7 @@ own, which are read as one (`store.py`). Who finds every chunk there when its sh
 process dies for good, the next run goes on from what it left: no chunk is lost or counted twice.
 """
 
+import json
 import sys
 import time
 import uuid
@@ -14,17 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from stepsaver.bench.cells import CellRun, Opening, Progress, open_cells, repeat_disturbed, run_missing
-from stepsaver.bench.durable import exclusive, merging
+from stepsaver.bench.durable import exclusive, merging, write_beside
 from stepsaver.bench.equal import find_equal
 from stepsaver.bench.experiment import ConfigSpec, Experiment
 from stepsaver.bench.experiment_file import has_changed
 from stepsaver.bench.folders import results_folder
 from stepsaver.bench.session import Chunk, TaskRun, open_session, prepare_task
-from stepsaver.bench.stored_costs import read_row_costs, store_row_costs
 from stepsaver.bench.summarise import summarise
+from stepsaver.engine.curve import Curve, read_curve
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.other_work import not_idle, other_cores_now
 from stepsaver.evaluation.task_loading import LoadedTask, TaskOptions, load_task
+
+CURVE = "curve.json"  # in a task's folder: what forwards cost where it was run last
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class RunRequest:
     force: bool = False
     why: str = ""  # what is stored is set aside, for the record
     repeat_disturbed: bool = False
+    curve: Curve | None = None  # what forwards cost, in place of measuring it
     data_dir: Path | None = None
     confirm_run_unsafe_code: bool = False
 
@@ -79,6 +83,7 @@ class Shard:
             session = open_session(
                 self.experiment, model_name=self.request.model, is_alone=self.is_alone, loaded=loaded
             )
+            session.curve = self.request.curve
             runs = (prepare_task(self.experiment, session, task, self.request.limit) for task in tasks)
             complete = [each.folder_name for each in runs if _run_task(self, each, progress)]
         if has_changed(self.experiment):
@@ -131,7 +136,8 @@ def _run_task(shard: Shard, task_run: TaskRun, progress: Progress) -> bool:
     """Runs a shard's chunks of a task. Returns whether all chunks are there now, including those of other shards."""
     results, experiment = shard.results, shard.experiment
     configs = with_baselines(experiment, shard.request.configs)
-    read_row_costs(results / task_run.folder_name)  # what cannot be read shows before anything is set aside
+    place = results / task_run.folder_name / CURVE
+    stored = read_curve(place) if place.exists() else None  # a damaged one shows before anything is set aside
     equal = find_equal(task_run, configs)
     _say(f"{task_run.folder_name}: {note}" for note in equal.notes())
     baseline_of = {config.name: equal.computed_as(experiment.baseline_of(config.name)) for config in configs}
@@ -148,9 +154,8 @@ def _run_task(shard: Shard, task_run: TaskRun, progress: Progress) -> bool:
     is_missing = not all(cell.has(chunk) for cell in computed.values() for chunk in chunks)
     if shard.is_alone and (is_missing or shard.request.repeat_disturbed):
         _say(filter(None, [not_idle(other_cores_now())]))
-        costs = task_run.session.measure_rows()
-        with merging(results):
-            store_row_costs(results / task_run.folder_name, task_run.session.identity, costs)
+        curve = task_run.session.measured_curve(stored)
+        write_beside(place, json.dumps(curve.as_json()) + "\n")
     run_missing(computed, chunks, progress, baseline_of=baseline_of)
     with merging(results):
         if shard.part:

@@ -15,16 +15,16 @@ from stepsaver.bench.documents import DecodingIdentity, Identity, Timing
 from stepsaver.bench.experiment import OWN_DECODING, ConfigSpec, Experiment
 from stepsaver.bench.folders import task_folder
 from stepsaver.bench.identity import folder_hash, gpu_name, library_versions, peak_memory, plugin_hashes, source_hash
-from stepsaver.bench.measure_rows import measure_row_costs
+from stepsaver.bench.timings import predicted_seconds
 from stepsaver.engine import registry
 from stepsaver.engine.cost import cost_by_kind, trace_cost
+from stepsaver.engine.curve import Curve, measure_curve
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Weights
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.other_work import OtherWork
-from stepsaver.engine.row_costs import RowCosts, planning_of, predicted_total
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
@@ -51,18 +51,16 @@ class Session:
     loading_seconds: float
     is_alone: bool = True  # on its machine, as far as this run knows, so that its timings can be compared
     name: str = ""  # of the model, as the user gave it
-    row_costs: RowCosts | None = None  # of this machine, once measured; never if other shards share it
+    curve: Curve | None = None  # of this machine, once measured or given; never if other shards share it
 
-    @property
-    def forward_rows(self) -> float | None:
-        return self.row_costs.forward_rows if self.row_costs else None
-
-    def measure_rows(self) -> RowCosts:
-        """Returns the row costs of this machine, measured once, before the first chunk."""
+    def measured_curve(self, stored: Curve | None = None) -> Curve:
+        """Returns what forwards cost here: measured once, before the first chunk, unless what is stored fits."""
         assert self.is_alone, "what is measured while others run says nothing about the machine"
-        if self.row_costs is None:
-            self.row_costs = measure_row_costs(self.model, decoding=self.decoding)
-        return self.row_costs
+        if self.curve is None and stored and stored.is_of(self.model, self.batch_size):
+            self.curve = stored
+        if self.curve is None:
+            self.curve = measure_curve(self.model, decoding=self.decoding, batch_size=self.batch_size)
+        return self.curve
 
     def engine(self, experiment: Experiment, config: ConfigSpec) -> Engine:
         own = {name: value for name in OWN_DECODING if (value := getattr(config, name)) is not None}
@@ -77,7 +75,7 @@ class Session:
             decoder=config.decoder(experiment.spec.decoding),
             batch_size=self.batch_size,
             decoding=decoding,
-            forward_rows=self.forward_rows,
+            curve=self.curve,
         )
 
 
@@ -144,7 +142,7 @@ class ConfigRunner:
     @property
     def engine(self) -> Engine:
         """Another one once it is measured what a forward costs here, by which drafts and joins are chosen."""
-        if self._engine.forward_rows != self.session.forward_rows:
+        if self._engine.curve is not self.session.curve:
             self._engine = self.session.engine(self.experiment, self.config)
         return self._engine
 
@@ -178,7 +176,7 @@ class ConfigRunner:
     def _timing(self, meter: Meter, chunk: int, samples: int, other_cores: float | None) -> Timing:
         trace, config = meter.trace, self.engine.model.config
         cost = trace_cost(config, trace, self.engine.model.dtype.itemsize, self.engine.model.bytes_per_weight)
-        row_costs, planning = self.session.row_costs, planning_of(self.engine.decoder.rules, config.layers)
+        curve = self.session.curve
         return Timing(
             chunk=chunk,
             session=self.session.identity,
@@ -188,7 +186,7 @@ class ConfigRunner:
             requests=meter.requests,
             tokens=meter.tokens,
             seconds=trace.decode_seconds,
-            predicted_seconds=predicted_total(row_costs, trace.records, planning) if row_costs else None,
+            predicted_seconds=predicted_seconds(curve, config, trace.records) if curve else None,
             prefill_seconds=trace.prefill_seconds,
             warm_up_seconds=meter.warm_up_seconds,
             forwards=cost.forwards,

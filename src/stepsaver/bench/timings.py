@@ -4,13 +4,17 @@ A rate is the median over chunks, so that one chunk during which the machine was
 it. The rate over the whole run is kept beside it: if the two disagree, something was wrong with the timings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
 from stepsaver.bench.documents import Timing
 from stepsaver.bench.experiment import Criterion
 from stepsaver.bench.statistics import Interval, bootstrap_p, median_interval
+from stepsaver.engine.cost import entry_flops
+from stepsaver.engine.curve import Curve
+from stepsaver.engine.models.config import ModelConfig
+from stepsaver.engine.trace import ForwardRecord, SampleStep
 
 SLOW = 0.5  # the share of its config's median rate below which a chunk is slow
 
@@ -85,6 +89,31 @@ def confirmation_p(ratios: dict[str, list[float]], drops: list[float], wanted: C
     if not drop.is_measured:
         values.append(bootstrap_p(drops, drop.bound / 100, statistic="mean", above=drop.sign == ">"))
     return max(values)
+
+
+def predicted_seconds(curve: Curve, config: ModelConfig, records: Iterable[ForwardRecord]) -> float:
+    """Returns what forwards like these take. What rules leave out counts by its operations, as so many positions less,
+    and a layer that no position runs is not there.
+    """
+    return sum(_forward_seconds(curve, config, record) for record in records)
+
+
+def _forward_seconds(curve: Curve, config: ModelConfig, record: ForwardRecord) -> float:
+    running = [entry for entry in record.entries if entry.rows]
+    if not running:
+        return 0.0
+    whole = [_whole(each, config.layers * each.rows) for each in running]
+    run, possible = (sum(entry_flops(config, entry) for entry in entries) for entries in (running, whole))
+    positions = sum(entry.rows for entry in running)
+    before = sum(entry.rows * max(entry.context - entry.rows, 0) for entry in running) / positions
+    layers = max(record.layers) / config.layers
+    seconds = layers * curve.seconds(positions * run / possible / layers, before)
+    return seconds + sum(curve.seconds(each.recomputed_context, 0) for each in running if each.recomputed_context)
+
+
+def _whole(entry: SampleStep, run: int) -> SampleStep:
+    """Returns the step as it is where all its positions run in every layer and are read."""
+    return entry._replace(attention_run=run, keys_values_run=run, mlp_run=run, head_rows=entry.rows)
 
 
 def predicted_speed_up(

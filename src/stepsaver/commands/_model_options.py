@@ -9,6 +9,7 @@ from stepsaver.engine.defaults import BATCH_SIZE, DECODE, JOINS, THRESHOLD, WEIG
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
+    from stepsaver.engine.curve import Curve
     from stepsaver.engine.engine import Engine
     from stepsaver.engine.trace import Trace
     from stepsaver.evaluation.open_model import OpenModel
@@ -55,6 +56,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     decoding.add_argument(
         "--join", choices=JOINS, help="steps that share a forward; same tokens (default: the recipe's, else auto)"
     )
+    add_curve_argument(decoding)
+
+
+def add_curve_argument(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--curve", type=Path, metavar="FILE", help="what a forward costs, by which `auto` decides: a run's curve.json"
+    )
+
+
+def given_curve(options: argparse.Namespace) -> "Curve | None":
+    from stepsaver.engine.curve import read_curve
+
+    return None if options.curve is None else read_curve(options.curve)
 
 
 def add_recipe_argument(group: argparse._ArgumentGroup) -> None:
@@ -130,7 +144,7 @@ def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
 def build_engine(options: argparse.Namespace, opened: "OpenModel") -> "Engine":
     """Checks decoder, policy and rules, then loads the weights."""
     decoder = opened.decoder(options.decode, policy=options.policy, threshold=options.threshold, rules=options.rule)
-    return opened.engine(decoder, batch_size=options.batch_size)
+    return opened.engine(decoder, batch_size=options.batch_size, curve=given_curve(options))
 
 
 def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:

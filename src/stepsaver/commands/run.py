@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from stepsaver.commands._dry_run import print_dry_run
 from stepsaver.commands._experiment_options import Chosen, add_cell_arguments, choose, with_decoding
-from stepsaver.commands._model_options import add_checkpoint_arguments
+from stepsaver.commands._model_options import add_checkpoint_arguments, add_curve_argument, given_curve
 from stepsaver.commands._progress import counting_progress
 from stepsaver.commands._run_settings import add_setting_arguments, with_recipe, with_settings
 from stepsaver.engine.errors import UsageError, shown
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     add_checkpoint_arguments(parser.add_argument_group("what the model's files leave open"))
     add_setting_arguments(parser)
+    add_curve_argument(parser)
     where = parser.add_argument_group("where it runs")
     where.add_argument("--runner", default="local", metavar="R", help="local or slurm (default: %(default)s)")
     where.add_argument("--shards", type=int, default=1, metavar="N", help="processes or jobs, each with its chunks")
@@ -148,6 +149,7 @@ def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunRequest":
         force=options.force,
         why=options.why or "",
         repeat_disturbed=options.repeat_disturbed,
+        curve=given_curve(options),
         data_dir=options.data_dir and require_folder(options.data_dir).resolve(),
         confirm_run_unsafe_code=options.confirm_run_unsafe_code,
     )

@@ -25,9 +25,11 @@ from stepsaver.engine.trace import LayersRun
 from stepsaver.engine.view import StepView, step_view
 
 if TYPE_CHECKING:
+    from stepsaver.engine.curve import Curve
     from stepsaver.engine.decoders.decoder import Decoder
 
 FORWARD_ROWS = 16.0  # assumed cost of a forward on top of its rows, in rows, where nobody has measured it
+USUAL_CONTEXT = 128  # tokens before a block, where nobody knows yet how many there will be
 # What a sample's step costs on top of its rows, in rows, whoever else is in the forward: its plan, and keys and values
 # that are read however few rows attend to them. 3.2 by the row costs of 05_near_rows, at 70 rows of context.
 STEP_ROWS = 3.0
@@ -43,14 +45,16 @@ class Joins(NamedTuple):
     commits: bool  # a commit and the first step of the next block, whose first token is guessed
 
 
-def resolve_joins(join: Join, *, forward_rows: float | None, batch_size: int, block_size: int) -> Joins:
-    """`auto`: a prefill is joined, which costs nothing. A commit is, if the forward it saves is worth more rows than
-    the step that a wrong guess repeats: the batch shares a forward's cost on top of its rows. Unknown, it is not.
+def resolve_joins(join: Join, *, curve: "Curve | None", batch_size: int, block_size: int) -> Joins:
+    """`auto`: a prefill is joined, which costs nothing. A commit is, where one forward of twice as many positions,
+    and another one for each wrong guess, take less than two. If nobody has measured that, it is not.
     """
     if join != "auto":
         return Joins(join == "on", join == "on")
-    saved = 0.0 if forward_rows is None else GUESSED_RIGHT * forward_rows / batch_size
-    return Joins(True, saved > (1 - GUESSED_RIGHT) * block_size)
+    if curve is None:
+        return Joins(prefill=True, commits=False)
+    apart, joined = (curve.seconds(count * batch_size * block_size, USUAL_CONTEXT) for count in (1, 2))
+    return Joins(prefill=True, commits=joined + (1 - GUESSED_RIGHT) * apart < 2 * apart)
 
 
 class StepEvent(NamedTuple):
@@ -86,7 +90,7 @@ class BatchContext:
     decoding: DecodingSettings
     sampling: Sampling
     slots: int
-    forward_rows: float | None = None  # cost of a forward on top of its rows, in rows; None: nobody has measured it
+    curve: "Curve | None" = None  # what a forward costs here; None: nobody has measured it
     checked: bool = False  # prove before each step that nothing stale is read
     on_step: Callable[[StepEvent], None] | None = None
     finished: Callable[[list[int]], bool] | None = None
@@ -100,7 +104,7 @@ class BatchContext:
             return Joins(prefill=False, commits=False)
         return resolve_joins(
             self.decoding.join,
-            forward_rows=self.forward_rows,
+            curve=self.curve,
             batch_size=self.slots,
             block_size=self.decoding.block_size,
         )
@@ -113,7 +117,12 @@ class BatchContext:
     @property
     def forward_cost(self) -> float:
         """What one more forward costs a sample on top of its rows, in rows: its share of the forward, and its step."""
-        return (FORWARD_ROWS if self.forward_rows is None else self.forward_rows) / self.slots + STEP_ROWS
+        if self.curve is None:
+            return FORWARD_ROWS / self.slots + STEP_ROWS
+        rows = self.slots * self.decoding.block_size
+        one, two = (self.curve.seconds(count * rows, USUAL_CONTEXT) for count in (1, 2))
+        free = 2 * one - two  # of a forward, whatever its rows
+        return min(max(free, 0.0) * rows / max(two - one, 1e-9 * one), 1024.0) / self.slots + STEP_ROWS
 
 
 class Turn(NamedTuple):

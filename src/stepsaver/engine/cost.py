@@ -1,39 +1,15 @@
-"""What a run cost, summed from its records: operations, bytes, and the speed-up they predict.
+"""What a run cost, summed from its records: operations and bytes. No machine is in here."""
 
-A forward takes the time of its operations or the time of reading its weights and caches, whichever is longer. Where
-compute is the limit, the predicted speed-up is a ratio of operations. In small batches it is a ratio of bytes.
-"""
-
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
 
-from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.models.config import ModelConfig
-from stepsaver.engine.rules.rule import Rule, Shares
 from stepsaver.engine.trace import DENOISING, ForwardRecord, SampleStep, Trace
-
-NOTHING = Shares()
-
-
-class Machine(NamedTuple):
-    """What a machine can do at best, as `stepsaver doctor --model M` measures it."""
-
-    flops_per_s: float
-    bytes_per_s: float
-
-
-# Compute is the limit: reading is free. The default, because it needs no measurement.
-COMPUTE_BOUND = Machine(1.0, float("inf"))
 
 
 @dataclass(frozen=True)
 class Work:
     flops: float
     bytes: float
-
-    def seconds(self, machine: Machine) -> float:
-        return max(self.flops / machine.flops_per_s, self.bytes / machine.bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -54,11 +30,8 @@ class Cost:
     cache_bytes: int
 
 
-def entry_flops(config: ModelConfig, entry: SampleStep, free: Shares = NOTHING) -> float:
-    """Operations of a step. A multiply-add counts as two; norms, rotations and softmax (under 1 % of a layer) as none.
-
-    `free` is the share of the row-layers that is assumed to cost nothing.
-    """
+def entry_flops(config: ModelConfig, entry: SampleStep) -> float:
+    """Operations of a step. A multiply-add counts as two; norms, rotations and softmax (under 1 %) as none."""
     query_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
     keys_values = 4 * config.hidden * kv_width
     attention = 4 * config.hidden * query_width + 4 * query_width * entry.context
@@ -69,9 +42,9 @@ def entry_flops(config: ModelConfig, entry: SampleStep, free: Shares = NOTHING) 
         * (keys_values + 4 * config.hidden * query_width + 2 * query_width * entry.recomputed_context + mlp)
     )
     return (
-        entry.keys_values_run * keys_values * (1 - free.keys_values)
-        + entry.attention_run * attention * (1 - free.attention)
-        + entry.mlp_run * mlp * (1 - free.mlp)
+        entry.keys_values_run * keys_values
+        + entry.attention_run * attention
+        + entry.mlp_run * mlp
         + entry.head_rows * 2 * config.hidden * config.vocab
         + recomputed
     )
@@ -129,51 +102,6 @@ def cost_by_kind(config: ModelConfig, trace: Trace) -> dict[str, dict[str, float
         total["row_layers_reused"] += entry.mlp_reused
         total["flops"] += entry_flops(config, entry)
     return totals
-
-
-def predicted_seconds(
-    config: ModelConfig, records: Iterable[ForwardRecord], machine: Machine, bytes_per_number: int
-) -> float:
-    return sum(record_work(config, record, bytes_per_number).seconds(machine) for record in records)
-
-
-def predicted_speed_up(
-    config: ModelConfig,
-    baseline: Trace,
-    other: Trace,
-    *,
-    machine: Machine = COMPUTE_BOUND,
-    bytes_per_number: int = 4,
-) -> float:
-    """The speed-up in tokens per second that `other` should reach over `baseline`, by their records alone."""
-    seconds = [predicted_seconds(config, t.records, machine, bytes_per_number) for t in (baseline, other)]
-    return (seconds[0] / baseline.tokens_generated) / (seconds[1] / other.tokens_generated)
-
-
-def ceiling(config: ModelConfig, baseline: Trace, rules: tuple[Rule, ...], decoding: DecodingSettings) -> float:
-    """The speed-up of a rule set if everything that it may reuse cost nothing, where compute is the limit.
-
-    Uses the trace without reuse. What each rule may leave out is added up, so this is an upper bound.
-    """
-    plain = cheapest = 0.0
-    for entry in baseline.entries:
-        plain += entry_flops(config, entry)
-        cheapest += entry_flops(config, entry, _reusable(entry, rules, decoding, config.layers))
-    return plain / cheapest
-
-
-def _reusable(entry: SampleStep, rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int) -> Shares:
-    """What rules together could leave out of a step: all but the rows that are read, or all if one rule needs none."""
-    if entry.kind == "commit":
-        shares = [rule.reusable_in_commit(entry, decoding) for rule in rules]
-    elif entry.kind in DENOISING:
-        shares = [rule.reusable(entry, decoding, layers) for rule in rules]
-    else:
-        shares = []
-    if not shares or not entry.rows:
-        return NOTHING
-    most = 1.0 if any(share.mlp == 1.0 for share in shares) else 1 - entry.head_rows / entry.rows
-    return Shares(*(min(most, sum(part)) for part in zip(*shares, strict=True)))
 
 
 def as_json(cost: Cost) -> dict[str, float]:

@@ -1,5 +1,8 @@
 """Which device a model runs on, and in which precision."""
 
+import platform
+from pathlib import Path
+
 import torch
 
 from stepsaver.engine.errors import UsageError, shown
@@ -30,3 +33,14 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if device.type != "cuda":
         return torch.float32
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+
+
+CPU_FACTS = Path("/proc/cpuinfo")
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = CPU_FACTS.read_text(encoding="utf-8").splitlines() if CPU_FACTS.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

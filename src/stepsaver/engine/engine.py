@@ -6,6 +6,7 @@ from time import perf_counter
 
 from stepsaver.engine.batch import BatchContext, StepEvent
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
+from stepsaver.engine.curve import Curve
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
@@ -46,8 +47,8 @@ class Engine:
     """Decodes prompts with one model and one configuration. Keeps no state between calls.
 
     `checked` proves before each step that nothing stale is read. `observe` sees every delta that is computed.
-    `forward_rows` is the measured cost of a forward on top of its rows, in rows (`RowCosts.forward_rows`). Speculative
-    decoding chooses the length of drafts by it, and `join=auto` whether commits share a forward.
+    `curve` says what a forward costs here. By it speculative decoding chooses the length of drafts, and `join=auto`
+    whether commits share a forward.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Engine:
         decoding: DecodingSettings | None = None,
         checked: bool = False,
         observe: Observe | None = None,
-        forward_rows: float | None = None,
+        curve: Curve | None = None,
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"batch size {batch_size} is not positive")
@@ -69,7 +70,7 @@ class Engine:
         self.decoding = self.decoder.settled(decoding or resolve_decoding(model.config))
         self.checked = checked
         self.observe = observe
-        self.forward_rows = forward_rows
+        self.curve = curve
         self.decoder.check(self.decoding, model.config.layers)
 
     def generate(
@@ -234,7 +235,7 @@ class Engine:
             decoding or self.decoding,
             sampling or Sampling(),
             slots,
-            self.forward_rows,
+            self.curve,
             checked=self.checked,
             on_step=on_step,
             finished=finished,

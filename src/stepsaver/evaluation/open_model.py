@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from stepsaver.engine.backends.cpu.weights import check_weights, served_weights
+from stepsaver.engine.curve import Curve
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
@@ -70,10 +71,10 @@ class OpenModel:
         with torch.device("meta"):
             return Transformer(self.config).to(self.dtype)
 
-    def engine(self, decoder: Decoder, *, batch_size: int) -> Engine:
+    def engine(self, decoder: Decoder, *, batch_size: int, curve: Curve | None = None) -> Engine:
         """Checks the decoder against the model, then loads it."""
         decoder.check(decoder.settled(self.decoding), self.config.layers)
-        return Engine(self.load(), decoder=decoder, batch_size=batch_size, decoding=self.decoding)
+        return Engine(self.load(), decoder=decoder, batch_size=batch_size, decoding=self.decoding, curve=curve)
 
     @contextmanager
     def blamed(self) -> Iterator[None]:

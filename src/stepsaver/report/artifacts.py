@@ -10,7 +10,6 @@ from stepsaver.bench.durable import write_beside
 from stepsaver.bench.experiment import ConfigSpec, Experiment
 from stepsaver.bench.folders import task_folder
 from stepsaver.bench.store import read_json, read_run
-from stepsaver.bench.stored_costs import read_row_costs, write_row_costs
 from stepsaver.engine.errors import UsageError
 from stepsaver.report.cells import ReportCell, ReportTask, read_report_task
 from stepsaver.report.documents import read_documents, without_documents
@@ -68,8 +67,6 @@ def save_artifacts(task: ReportTask) -> Path:
         assert cell.summary is not None, "what is done has a summary"
         rates = [(round(minutes, 2), round(rate, 1)) for minutes, rate in cell.rates]
         write_beside(folder / f"{cell.name}.json", _line({**cell.summary.as_json(), RATES: rates}))
-    if task.row_costs:
-        write_row_costs(folder, task.row_costs)
     write_beside(folder / FINDINGS, "".join(_line(asdict(finding)) for finding in task.findings))
     return folder
 
@@ -84,8 +81,8 @@ def read_artifacts(experiment: Experiment, results: Path, folder: str) -> Report
     cells = tuple(_read_cell(config, saved) for config in experiment.configs)
     if not any(cell.summary for cell in cells):
         return None
-    documents, row_costs = without_documents(NO_SAMPLES), read_row_costs(saved)
-    return ReportTask(experiment, results, folder, cells, _findings(saved), documents, "artifacts", row_costs)
+    documents = without_documents(NO_SAMPLES)
+    return ReportTask(experiment, results, folder, cells, _findings(saved), documents, "artifacts")
 
 
 def _findings(saved: Path) -> tuple[Finding, ...]:

@@ -13,7 +13,6 @@ from stepsaver.bench.experiment import ConfigSpec, Experiment
 from stepsaver.bench.folders import logs_folder
 from stepsaver.bench.jobs import job_states
 from stepsaver.bench.store import IDENTITY, SUMMARY, read_cell_files, read_run, read_scores, read_summary
-from stepsaver.bench.stored_costs import CostsBySession, read_row_costs
 from stepsaver.bench.verdict import Verdict, judge
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.records import RequestRecord
@@ -50,7 +49,6 @@ class ReportTask:
     findings: tuple[Finding, ...]
     documents: TaskDocuments
     source: Literal["results", "artifacts"] = "results"
-    row_costs: CostsBySession = field(default_factory=dict)  # of the machines that it was run on
 
     @property
     def model(self) -> str:
@@ -113,8 +111,7 @@ def _report_task(
             cells.append(_finished(config, place, found.summary, found.records, found.timings))
         else:
             cells.append(ReportCell(config, state, note, records=found.records if found else ()))
-    costs = read_row_costs(results / folder)
-    return ReportTask(experiment, results, folder, tuple(cells), findings, documents, row_costs=costs)
+    return ReportTask(experiment, results, folder, tuple(cells), findings, documents)
 
 
 def _finished(

@@ -11,10 +11,11 @@ import yaml
 from stepsaver.bench.durable import write_beside
 from stepsaver.bench.experiment import ConfigSpec, Experiment
 from stepsaver.bench.experiment_file import FILE, read_experiment
-from stepsaver.bench.identity import device_name, run_id
+from stepsaver.bench.identity import run_id
 from stepsaver.bench.session import Session
 from stepsaver.bench.statistics import Interval
 from stepsaver.engine import registry
+from stepsaver.engine.device import device_name
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.recipe import Figure, MadeFor, Measured, Recipe, versions_here
 from stepsaver.tune.confirm import MOST_ATTEMPTS, Attempt, Attempts, confirm, least_problems
@@ -79,8 +80,7 @@ class Tuning:
                 f"a drop below {aim.max_drop:g} points at {100 * aim.confidence:g} % needs at least {least} "
                 f"fresh problems, and there are {self.problems.fresh.count}"
             )
-        self.report("measuring what rows take")
-        self.session.measure_rows()
+        self.session.measured_curve()
         for chunk in range(min(REFERENCE_SEARCHED, trials.chunks)):
             trials.run([REFERENCE], chunk)
         needed = 2 * least * trials.seconds_per_problem(BASELINE) / (1 - SHARE_OF_SEARCH)

@@ -153,11 +153,6 @@ def chosen_rules(given: "str | Rule | Sequence[str | Rule]") -> tuple[Rule, ...]
     return tuple(parse_rule(each) if isinstance(each, str) else each for each in listed)
 
 
-def keep_deltas(rules: Sequence[Rule], layers: int) -> bool:
-    """Whether some of the rules reuse or watch what parts of layers add."""
-    return any(rule.delta_layers(layers) | rule.probe_layers(layers) for rule in rules)
-
-
 def check_rules(rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int) -> None:
     """Refuses rules that cannot work with this model or with each other."""
     for rule in rules:
