@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 TORCH := torch==2.13.0
 WORKERS ?= 2
 
-.PHONY: setup demo test test-all test-slurm lint clean
+.PHONY: setup demo test test-all test-slurm sanitize lint clean
 
 setup: $(READY)
 
@@ -30,6 +30,11 @@ test: lint
 
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not slurm"
+	$(BIN)/python tools/sanitize.py --all --workers $(WORKERS)
+
+# a fixed share of the engine's tests with kernels under ASan and UBSan; skips with a message without them
+sanitize: setup
+	$(BIN)/python tools/sanitize.py --workers $(WORKERS)
 
 # needs root and the packages slurm-wlm and munge; skips with a message without them
 test-slurm: setup

@@ -143,6 +143,39 @@ def test_rows_are_copied_to_their_places_and_nowhere_else(rows: int, width: int,
 
 
 @built
+@pytest.mark.parametrize("index", [-1, 3, 1 << 62, -(1 << 63)])
+def test_rows_outside_a_tensor_are_refused(index: int) -> None:
+    stored = numbers(0, 3, 5)
+    before = stored.clone()
+    with pytest.raises(IndexError, match="outside the tensor that it is for"):
+        kernels.copy_rows(numbers(1, 2, 5), stored, torch.tensor([0, index]))
+    assert torch.equal(stored, before)
+
+
+@built
+@pytest.mark.parametrize(
+    ("place", "segment"),
+    [
+        *(((slot, position), None) for slot, position in [(-1, 0), (2, 0), (0, -1), (0, 8), (1 << 60, 0)]),
+        *((None, each) for each in [(0, 3, 0, 4, 0), (1, 0, 0, 4, 0), (-1, 1, 0, 4, 0), (0, 2, 2, 4, 0)]),
+        *((None, each) for each in [(0, 2, -1, 4, 0), (0, 2, 0, 9, 0), (0, 2, 0, 8, 1), (0, 2, 0, -1, 0)]),
+    ],
+)
+def test_places_and_segments_outside_a_cache_are_refused(
+    place: tuple[int, int] | None, segment: tuple[int, ...] | None
+) -> None:
+    """Of two rows in two slots of eight positions, one head each."""
+    projected, stored = numbers(0, 2, 8 if place is None else 24), numbers(1, 2, 2, 8, 8)
+    places = None if place is None else torch.tensor([(0, 0), place])
+    segments = None if segment is None else torch.tensor([segment])
+    before = projected.clone(), stored.clone()
+    with pytest.raises(IndexError, match="outside the tensor that it is for"):
+        kernels.attend(projected, rotations(2, 8, 0), stored, places, segments)
+    assert torch.equal(projected, before[0])
+    assert torch.equal(stored, before[1])
+
+
+@built
 @settings(max_examples=30, deadline=None)
 @given(counts=st.lists(st.integers(1, 33), min_size=1, max_size=4), group=st.integers(1, 3), seed=seeds)
 def test_rows_attend_to_what_the_same_call_stores(counts: list[int], group: int, seed: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepsaver.engine.backends.cpu import backend, library
+from stepsaver.engine.backends.cpu import backend, layers, library
 from stepsaver.engine.backends.cpu.layers import run_layers
 from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.forward import Memory, StepOutput, run_step
@@ -242,6 +242,22 @@ def test_rows_may_keep_their_keys_and_values_in_layers_whose_deltas_nobody_keeps
     model = small_model({"layers": 6}, halves=True)
     run(model, [(3, 8)], kept=frozenset({2, 3}), reused=(0b1010, 0, 0b1010), frozen=0b11)
     assert calls == [(2, 4)]
+
+
+@stacked
+@pytest.mark.parametrize("limit", ["slots", "capacity", "rows", "delta_rows"])
+def test_an_index_that_does_not_fit_is_refused(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is smaller than the call's indices say: caches, rows of the forward, rows of the deltas."""
+
+    def lessened(given: library.LayersCall) -> object:
+        setattr(given, limit, 1)
+        return library.byref(given)
+
+    model = small_model({"layers": 4}, halves=True)
+    monkeypatch.setattr(layers, "byref", lessened)
+    reused = {"kept": frozenset(range(1, 4)), "reused": (0b1010, 0, 0b1010)} if limit == "delta_rows" else {}
+    with pytest.raises(IndexError, match="outside the tensor that it is for"):
+        run(model, [(3, 8), (9, 4)], **reused)  # type: ignore[arg-type]
 
 
 @stacked
