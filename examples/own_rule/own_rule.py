@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepsaver.extending import DecodingSettings, Rule, SampleStep, Shares, StepPlan, StepView, UsageError
+from stepsaver.extending import Rule, StepPlan, StepView, UsageError
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,6 @@ class RestingRows(Rule):
 
     name: ClassVar[str] = "resting_rows"
     purpose: ClassVar[str] = "leave out the rows whose tokens have been known for some steps"
-    pays: ClassVar[str] = "in large batches, where rows are the price"
 
     after: int = 1
 
@@ -25,7 +24,3 @@ class RestingRows(Rule):
             return plan
         awake = view.masked | view.changed | view.revealed_within(self.after) | plan.reads
         return plan.within(awake)
-
-    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
-        share = 0.0 if step.step == 0 or not step.rows else 1 - step.head_rows / step.rows
-        return Shares(share, share, share)

@@ -14,8 +14,7 @@ from stepsaver.engine.models.architecture import Architecture
 from stepsaver.engine.plan import LayerRows, StepPlan
 from stepsaver.engine.policies.policy import Candidates, Policy, by_confidence
 from stepsaver.engine.rows import Rows, row_list, rows_between
-from stepsaver.engine.rules.rule import Rule, Shares
-from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.view import StepView
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ __all__ = [
     "Policy",
     "Rows",
     "Rule",
-    "SampleStep",
-    "Shares",
     "StepPlan",
     "StepView",
     "TaskDeclaration",

@@ -10,7 +10,7 @@ import pytest
 
 import stepsaver
 from stepsaver.cli import main
-from stepsaver.extending import Rule, Shares
+from stepsaver.extending import Rule
 
 CONFIGS: dict[str, Any] = {"plain": [], "window": ["near_rows", "trim"], "sure": {"threshold": 0.5}}
 
@@ -95,15 +95,10 @@ def test_a_rule_of_ones_own_is_compared_without_being_installed(embedded: stepsa
 @dataclass(frozen=True)
 class Doubtful(Rule):
     name: ClassVar[str] = "doubtful"
-    purpose: ClassVar[str] = "to be compared"
-    pays: ClassVar[str] = "never"
     times: int = 1
 
     def narrow(self, plan: Any, view: Any) -> Any:
         return plan
-
-    def reusable(self, step: Any, decoding: Any, layers: int) -> Shares:
-        return Shares()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import row_list, rows_between
 from stepsaver.engine.rules.light_commit import LightCommit
 from stepsaver.engine.rules.near_rows import NearRows
-from stepsaver.engine.rules.rule import Rule, Shares, parse_rule
+from stepsaver.engine.rules.rule import Rule, parse_rule
 from stepsaver.engine.trace import Trace
 from stepsaver.engine.view import StepView
 from tests.engine.test_reuse import engine_of, generate
@@ -114,9 +114,6 @@ class LeavesOut(Rule):
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         return plan.within(rows_between(0, view.sub_block.bit_length()))
-
-    def reusable(self, step, decoding, layers) -> Shares:
-        return Shares(1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stepsaver.bench.audit import with_the_same_answers
 from stepsaver.engine import registry
 from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.decoders.denoise import Denoise
@@ -18,8 +19,9 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rules.rule import Rule, Shares, parse_rule
-from stepsaver.engine.trace import Trace
+from stepsaver.engine.rules.rule import Rule, parse_rule
+from stepsaver.evaluation.inert import inert_setting
+from tests.conftest import tiny_config
 from tests.engine.rule_cases import ACTING, rule_sets
 
 PROMPTS = [(5, 6, 7), tuple(range(10, 26)), (9,)]
@@ -34,7 +36,7 @@ def settings() -> Iterator[Rule]:
         for combination in itertools.product(*values):
             try:
                 made = rule(*combination)
-                made.check(3)
+                made.check(resolve_decoding(tiny_config(), sub_block_size=4), 3)
             except UsageError:
                 continue
             yield made
@@ -52,7 +54,7 @@ def _values(hint: Any) -> Iterator[Any]:
 
 
 SETTINGS = list(settings())
-INERT = [rule for rule in SETTINGS if rule.inert_reason()]
+INERT = [rule for rule in SETTINGS if inert_setting(rule)]
 
 
 def engine_of(model: Transformer, *rules: Rule, policy: Any = None, batch_size: int = 1) -> Engine:
@@ -86,60 +88,36 @@ def test_settings_that_say_they_are_inert_change_nothing(tiny_model: Transformer
         assert np.array_equal(ours[3], theirs[3], equal_nan=True)
 
 
-@pytest.mark.parametrize("rule", INERT, ids=registry.describe)
-def test_the_ceiling_of_inert_settings_is_nothing(tiny_model: Transformer, rule: Rule) -> None:
-    trace, engine = Trace(), engine_of(tiny_model)
-    list(engine.generate(PROMPTS, max_new_tokens=20, trace=trace))
-    steps = [entry for entry in trace.entries if entry.kind in ("full", "sub")]
-    assert {step.kind for step in steps} == {"full", "sub"}
-    assert {rule.reusable(step, engine.decoding, 3) for step in steps} == {Shares()}
-
-
 @pytest.mark.parametrize("rules", rule_sets(ACTING), ids=lambda rules: registry.describe(rules[0]))
 def test_settings_that_act_do_not_say_they_are_inert(rules: tuple[Rule, ...]) -> None:
     """That they act is proved beside this, by the rows they leave out."""
-    assert [rule.inert_reason() for rule in rules] == [None]
+    assert [inert_setting(rule) for rule in rules] == [None]
 
 
-REPLACED = [rule for rule in SETTINGS if rule.same_answers_as() != rule]
+REPLACED = [rule for rule in SETTINGS if with_the_same_answers(rule) != rule]
 
 
 @pytest.mark.parametrize("rule", REPLACED, ids=registry.describe)
-def test_settings_that_claim_the_same_answers_give_them(tiny_model: Transformer, rule: Rule) -> None:
-    stands_for_it = rule.same_answers_as()
-    assert stands_for_it.same_answers_as() == stands_for_it
+def test_settings_that_are_taken_for_the_same_give_the_same_answers(tiny_model: Transformer, rule: Rule) -> None:
+    stands_for_it = with_the_same_answers(rule)
+    assert with_the_same_answers(stands_for_it) == stands_for_it
     ours, theirs = decoded(engine_of(tiny_model, rule)), decoded(engine_of(tiny_model, stands_for_it))
     assert ours[0] == theirs[0]
 
 
 def test_output_reuse_is_told_by_k_and_not_by_its_layers() -> None:
     one, other, thrice = (
-        parse_rule(f"layer_reuse:k={k},layers={layers},mode=output").same_answers_as()
+        with_the_same_answers(parse_rule(f"layer_reuse:k={k},layers={layers},mode=output"))
         for k, layers in ((2, "first"), (2, "0"), (3, "first"))
     )
     assert one == other != thrice
-    deltas = [parse_rule(f"layer_reuse:k=2,layers={layers}").same_answers_as() for layers in ("first", "0")]
+    deltas = [with_the_same_answers(parse_rule(f"layer_reuse:k=2,layers={layers}")) for layers in ("first", "0")]
     assert deltas[0] != deltas[1]
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3, 12, 28, 36])
-def test_groups_of_layers_are_within_the_model_and_hold_what_is_kept(layers: int) -> None:
-    for rule in SETTINGS:
-        try:
-            rule.check(layers)
-        except UsageError:
-            continue
-        for group in rule.layer_groups(layers).values():
-            assert frozenset() < group <= frozenset(range(layers))
-            assert rule.delta_layers(layers) <= group
-
-
 @pytest.mark.parametrize("name", sorted(registry.found_in("stepsaver.engine.rules")))
-def test_every_rule_says_what_it_is_for_and_in_which_batches_it_pays(name: str) -> None:
-    rule = typing.cast(type[Rule], registry.found_in("stepsaver.engine.rules")[name])
-    for text in (rule.purpose, rule.pays):
-        assert 20 < len(text) <= 120, text
-        assert "\n" not in text
-        assert not text.endswith(".")
-        assert not re.search(r"\d\.\d", text), "figures are read from experiments, never written down"
-    assert re.search(r"\b(small|large|any) (\w+ )?batch|batches", rule.pays), rule.pays
+def test_every_rule_says_what_it_is_for(name: str) -> None:
+    purpose = typing.cast(type[Rule], registry.found_in("stepsaver.engine.rules")[name]).purpose
+    assert 20 < len(purpose) <= 120, purpose
+    assert not purpose.endswith(".")
+    assert not re.search(r"\d\.\d|\n", purpose), "figures are read from experiments, never written down"

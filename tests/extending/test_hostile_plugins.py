@@ -55,7 +55,7 @@ DEEDS: list[Hook] = [
     *(_raises(error) for error in ERRORS),
     *((lambda *_, value=value: value) for value in GARBAGE),
 ]
-RULE_HOOKS = ("narrow", "narrow_commit", "check", "check_decoding", "delta_layers", "probe_layers")
+RULE_HOOKS = ("narrow", "narrow_commit", "check", "delta_layers", "probe_layers")
 CHOICES: list[Hook] = [
     lambda self, candidates, view: 0,
     lambda self, candidates, view: -1,
@@ -68,7 +68,7 @@ CHOICES: list[Hook] = [
 
 
 def _rule(**hooks: Hook) -> Rule:
-    body = {"name": "hostile", "__annotations__": {"name": ClassVar[str]}, "reusable": None}
+    body = {"name": "hostile", "__annotations__": {"name": ClassVar[str]}}
     usual = {"narrow": lambda self, plan, view: plan}
     made: type = dataclass(frozen=True)(type("Hostile", (Rule,), body | usual | hooks))
     return made()  # type: ignore[no-any-return]

@@ -21,21 +21,17 @@ from tests.extending.fake_package import write_package
 MODULE = """
 from dataclasses import dataclass, field
 from typing import ClassVar
-from stepsaver.extending import Architecture, Rule, Shares, TaskDeclaration
+from stepsaver.extending import Architecture, Rule, TaskDeclaration
 
 
 @dataclass(frozen=True)
 class Nothing(Rule):
     name: ClassVar[str] = "nothing_left_out"
     purpose: ClassVar[str] = "to be found"
-    pays: ClassVar[str] = "never"
     times: int = 1
 
     def narrow(self, plan, view):
         return plan
-
-    def reusable(self, step, decoding, layers):
-        return Shares()
 
 
 @dataclass(frozen=True)

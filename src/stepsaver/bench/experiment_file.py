@@ -164,8 +164,6 @@ def layer_groups(config: ConfigSpec, decoding: DecodingSpec, layers: int | None)
     rules = config.decoder(decoding).rules
     if layers is None:
         return {}
-    for rule in rules:
-        rule.check(layers)
     named = [text for rule in rules if isinstance(text := getattr(rule, "layers", None), str)]
     return {text: layer_group(text, layers) for text in named}
 

@@ -29,6 +29,7 @@ from stepsaver.bench.store import CellFiles
 from stepsaver.bench.timings import chunk_pairs, confirmation_p, median_rate, predicted_speed_up, speed_ups
 from stepsaver.engine import registry
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
+from stepsaver.evaluation.inert import inert_setting
 from stepsaver.evaluation.model_source import hub_revision
 from stepsaver.evaluation.records import RequestRecord
 
@@ -75,7 +76,7 @@ def _does_the_same(summary: Summary, cell: CellRun, baseline: CellRun) -> bool:
 
 def _cannot_act(cell: CellRun, inert: Sequence[Inert]) -> bool:
     named = {each.rule for each in inert}
-    return all(rule.inert_reason() or registry.describe(rule) in named for rule in cell.runner.engine.decoder.rules)
+    return all(inert_setting(rule) or registry.describe(rule) in named for rule in cell.runner.engine.decoder.rules)
 
 
 def batch_invariance(task_run: TaskRun, cell: CellRun, chunk: Chunk) -> BatchInvariance:

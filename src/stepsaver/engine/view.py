@@ -33,24 +33,31 @@ class StepView:
 
     @property
     def stamps(self) -> Stamps:
+        """Per sublayer, layer and row, the token that the row had when it was last computed there."""
         assert self.by_layer is not None, "a rule that looks at single layers reuses deltas"
         return self.by_layer.stamps
 
     @property
     def ages(self) -> Ages:
+        """Per sublayer, layer and row, for how many steps without a break its delta has been reused."""
         assert self.by_layer is not None, "a rule that looks at single layers reuses deltas"
         return self.by_layer.ages
 
     @property
     def last_run(self) -> NDArray[np.int64]:
+        """Per row, the step of the block in which it was last run; -1: never."""
         return self.history.last_run
 
     @property
     def drift(self) -> NDArray[np.float64]:
+        """Per row, how much it changed in the probe layers when it was last recomputed with the same token, relative to
+        its size; negative: not measured.
+        """
         return self.history.drift
 
     @property
     def drift_since_run(self) -> NDArray[np.float64]:
+        """Per row, its drifts added up since all its layers last ran."""
         return self.history.drift_since_run
 
     @property

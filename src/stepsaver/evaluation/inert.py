@@ -10,6 +10,10 @@ from typing import NamedTuple
 from stepsaver.engine import registry
 from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.prediction import NEXT, Prediction
+from stepsaver.engine.rules.adaptive_layers import AdaptiveLayers
+from stepsaver.engine.rules.layer_reuse import LayerReuse
+from stepsaver.engine.rules.light_commit import LightCommit
+from stepsaver.engine.rules.previous_row import PreviousRow
 from stepsaver.engine.rules.rule import Rule
 
 
@@ -38,8 +42,22 @@ def inert_rules(
     reason = no_second_step(
         requests, block_size=block_size, prediction=prediction, estimator=estimator, score_stop=score_stop
     )
-    found = ((rule, reason or rule.inert_reason()) for rule in rules)
+    found = ((rule, reason or inert_setting(rule)) for rule in rules)
     return tuple(InertRule(registry.describe(rule), why) for rule, why in found if why)
+
+
+def inert_setting(rule: Rule) -> str | None:
+    """Why a rule with these settings never leaves anything out, or None."""
+    match rule:
+        case LayerReuse(k=1):
+            return "k=1 computes every step"
+        case AdaptiveLayers(threshold=0):
+            return "threshold=0 calls no row calm"
+        case PreviousRow(refresh="drift", limit=0):
+            return "limit=0 refreshes at every full step"
+        case LightCommit(settle="all"):
+            return "settle=all commits every row"
+    return None
 
 
 def acting_rules(rules: tuple[Rule, ...], inert: Iterable[InertRule]) -> tuple[Rule, ...]:

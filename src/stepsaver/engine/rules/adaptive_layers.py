@@ -7,8 +7,7 @@ from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import LayerRows, StepPlan
 from stepsaver.engine.rows import row_sets
-from stepsaver.engine.rules.rule import Rule, Shares
-from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
@@ -25,9 +24,6 @@ class AdaptiveLayers(Rule):
 
     name: ClassVar[str] = "adaptive_layers"
     purpose: ClassVar[str] = "skip layers for rows whose input hardly moved, as a few probe layers measure it"
-    pays: ClassVar[str] = (
-        "by operations in large batches; a small model loses more by asking than it saves, in any batch"
-    )
 
     probe: int = 4
     threshold: float = field(default=0.1, metadata=tuned(0.1, 0.3))
@@ -41,24 +37,15 @@ class AdaptiveLayers(Rule):
         if self.max_age < 1:
             raise UsageError(f"rule adaptive_layers: max_age {self.max_age} is not positive")
 
-    def check(self, layers: int) -> None:
+    def check(self, decoding: DecodingSettings, layers: int) -> None:
         if self.probe >= layers:
             raise UsageError(f"rule adaptive_layers: probe {self.probe} leaves no layer of {layers} to skip")
-
-    def inert_reason(self) -> str | None:
-        return None if self.threshold else "threshold=0 calls no row calm"
 
     def delta_layers(self, layers: int) -> frozenset[int]:
         return frozenset(range(self.probe, layers)) if self.threshold else frozenset()
 
     def probe_layers(self, layers: int) -> frozenset[int]:
         return frozenset(range(self.probe)) if self.threshold else frozenset()
-
-    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
-        if step.step == 0 or not self.threshold:
-            return Shares()
-        share = self.max_age / (self.max_age + 1) * (layers - self.probe) / layers
-        return Shares(attention=share, mlp=share)
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if view.step == 0 or not self.threshold:

@@ -9,8 +9,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import LayerRows, StepPlan, empty_plan
 from stepsaver.engine.rows import Rows, row_set, row_sets
 from stepsaver.engine.rules.layer_groups import check_group_name, layer_group
-from stepsaver.engine.rules.rule import Rule, Shares
-from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
@@ -32,10 +31,6 @@ class LayerReuse(Rule):
     purpose: ClassVar[str] = (
         "repeat the source's experiment, and show what reusing outputs, deltas or MLPs of some layers does"
     )
-    pays: ClassVar[str] = (
-        "with mode=output in any batch, by leaving out forwards, at the price of accuracy; "
-        "with deltas hardly, in large batches"
-    )
 
     k: int = field(metadata=tuned(2, 3))
     layers: str = field(default="last", metadata=tuned("last", "middle", "first", is_ordered=False))
@@ -51,34 +46,13 @@ class LayerReuse(Rule):
             raise UsageError(f"rule layer_reuse: kv=freeze belongs to mode=delta, not to mode={self.mode}")
         check_group_name(self.layers)
 
-    def check(self, layers: int) -> None:
+    def check(self, decoding: DecodingSettings, layers: int) -> None:
         layer_group(self.layers, layers)
-
-    def inert_reason(self) -> str | None:
-        return "k=1 computes every step" if self.k == 1 else None
-
-    def layer_groups(self, layers: int) -> dict[str, frozenset[int]]:
-        return {self.layers: layer_group(self.layers, layers)}
-
-    def same_answers_as(self) -> "LayerReuse":
-        return replace(self, layers="all") if self.mode == "output" else self
 
     def delta_layers(self, layers: int) -> frozenset[int]:
         if self.mode == "output" or self.k == 1:
             return frozenset()
         return layer_group(self.layers, layers)
-
-    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
-        if self.mode == "output":
-            return Shares(1.0, 1.0, 1.0) if step.kind == "sub" and step.step % self.k else Shares()
-        if step.step == 0:
-            return Shares()
-        share = (self.k - 1) / self.k * len(layer_group(self.layers, layers)) / layers
-        return Shares(
-            attention=share if self.mode == "delta" else 0.0,
-            keys_values=share if self.kv == "freeze" else 0.0,
-            mlp=share,
-        )
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if self.k == 1:

@@ -3,11 +3,9 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rules.rule import Rule, Shares
-from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
@@ -22,10 +20,6 @@ class LightCommit(Rule):
 
     name: ClassVar[str] = "light_commit"
     purpose: ClassVar[str] = "let a commit keep the keys and values of rows that have settled"
-    pays: ClassVar[str] = (
-        "in large batches, where rows are the price; little in small ones, where a "
-        "commit is a forward whatever its rows"
-    )
     needs_block_cache: ClassVar[bool] = False
 
     settle: int | Literal["all"] = field(default=1, metadata=tuned(3, 1, 0))
@@ -33,18 +27,6 @@ class LightCommit(Rule):
     def __post_init__(self) -> None:
         if self.settle != "all" and self.settle < 0:
             raise UsageError(f"rule light_commit: settle {self.settle} is negative")
-
-    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
-        return Shares()
-
-    def reusable_in_commit(self, commit: SampleStep, decoding: DecodingSettings) -> Shares:
-        if self.settle == "all":
-            return Shares()
-        share = 1 - commit.head_rows / commit.rows
-        return Shares(share, share, share)
-
-    def inert_reason(self) -> str | None:
-        return "settle=all commits every row" if self.settle == "all" else None
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         return plan

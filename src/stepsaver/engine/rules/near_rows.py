@@ -7,8 +7,7 @@ from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import rows_between
-from stepsaver.engine.rules.rule import Rule, Shares
-from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
@@ -24,9 +23,6 @@ class NearRows(Rule):
 
     name: ClassVar[str] = "near_rows"
     purpose: ClassVar[str] = "leave out the masked rows after the sub-block, in attention too, until their turn"
-    pays: ClassVar[str] = (
-        "in large batches most, where rows are the price; in small ones attention and a block's first step still shrink"
-    )
     needs_block_cache: ClassVar[bool] = False
 
     ahead: int = field(default=0, metadata=tuned(8, 4, 0))
@@ -35,19 +31,12 @@ class NearRows(Rule):
         if self.ahead < 0:
             raise UsageError(f"rule near_rows: ahead {self.ahead} is negative")
 
-    def check_decoding(self, decoding: DecodingSettings) -> None:
+    def check(self, decoding: DecodingSettings, layers: int) -> None:
         if decoding.sub_block_size + self.ahead >= decoding.block_size:
             raise UsageError(
                 f"rule near_rows: sub-blocks of {decoding.sub_block_size} rows and {self.ahead} ahead "
                 f"leave none of the block's {decoding.block_size} out"
             )
-
-    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
-        if step.kind != "full":
-            return Shares()
-        # a step's record does not name its sub-block; at least that sub-block's rows have to run
-        share = max(0.0, 1 - (decoding.sub_block_size + self.ahead) / decoding.block_size)
-        return Shares(share, share, share)
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         end = min(view.sub_block.bit_length() + self.ahead, view.block_size)

@@ -3,11 +3,9 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rules.rule import Rule, Shares
-from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
@@ -25,7 +23,6 @@ class PreviousRow(Rule):
 
     name: ClassVar[str] = "previous_row"
     purpose: ClassVar[str] = "replace full steps by a window: the sub-block, the row before it and the changed rows"
-    pays: ClassVar[str] = "in large batches, where rows are the price; less in small ones, where 8 rows cost most of 32"
     needs_shift: ClassVar[bool] = True
 
     refresh: Literal["sub-block", "block", "drift"] = field(default="block", metadata=tuned("sub-block", "block"))
@@ -35,18 +32,8 @@ class PreviousRow(Rule):
         if not self.limit >= 0:
             raise UsageError(f"rule previous_row: limit {self.limit} is negative")
 
-    def inert_reason(self) -> str | None:
-        return "limit=0 refreshes at every full step" if self.refresh == "drift" and self.limit == 0 else None
-
     def probe_layers(self, layers: int) -> frozenset[int]:
         return frozenset({layers // 4}) if self.refresh == "drift" else frozenset()
-
-    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
-        refreshes = self.refresh == "sub-block" and step.step_in_sub_block == 0
-        if step.kind != "full" or step.step == 0 or refreshes or self.inert_reason():
-            return Shares()
-        share = max(0.0, 1 - (decoding.sub_block_size + decoding.prediction.shift) / decoding.block_size)
-        return Shares(share, share, share)
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if plan.kind != "full" or view.step == 0 or self._refreshes(view):

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, cast
 
 from stepsaver.engine import registry
 from stepsaver.engine.base_plan import base_plan, commit_plan
@@ -11,24 +11,17 @@ from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.plugins import plugin_problem, raise_fault
-from stepsaver.engine.trace import SampleStep
 from stepsaver.engine.view import StepView
 
 
-class Shares(NamedTuple):
-    """The share of a step's row-layers that may be left out: 0 is nothing, 1 is everything."""
-
-    attention: float = 0.0
-    keys_values: float = 0.0
-    mlp: float = 0.0
-
-
 class Rule(ABC):
-    """Takes work away from a plan. A frozen dataclass; its fields are its hyper-parameters and identify it."""
+    """Takes work away from a plan. A frozen dataclass; its fields are its hyper-parameters and identify it.
+
+    A rule has to have a name and `narrow`. Everything else says what it needs, and is nothing if it does not say so.
+    """
 
     name: ClassVar[str]
-    purpose: ClassVar[str]  # what it is for, in a line
-    pays: ClassVar[str]  # whether it pays in small or in large batches, and why
+    purpose: ClassVar[str] = ""  # what it is for, in a line
     needs_shift: ClassVar[bool] = False  # only works if rows predict the token after them
     needs_block_cache: ClassVar[bool] = True  # without one, every step runs every row and there is nothing to reuse
 
@@ -52,37 +45,8 @@ class Rule(ABC):
         """Called when the plan's `ask_after` layer has run. May take work away from the layers after it."""
         return plan
 
-    @abstractmethod
-    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
-        """The most that this rule could leave out of a step that runs without rules: its ceiling."""
-
-    def reusable_in_commit(self, commit: SampleStep, decoding: DecodingSettings) -> Shares:
-        """The most that this rule could leave out of a commit."""
-        return Shares()
-
-    def inert_reason(self) -> str | None:
-        """Why these settings never leave anything out, or None. If so, answers are the same, to the bit, without it."""
-        return None
-
-    def layer_groups(self, layers: int) -> dict[str, frozenset[int]]:
-        """The layers, of `layers`, that the settings choose, by the group's name: for comparing groups."""
-        return {}
-
-    def same_answers_as(self) -> "Rule":
-        """One rule that stands for all settings with the same answers: fields that do not matter get a fixed value."""
-        return self
-
-    def check(self, layers: int) -> None:  # noqa: B027 (most rules fit every model)
-        """Refuses settings that are impossible for a model of `layers` layers."""
-
-    def check_decoding(self, decoding: DecodingSettings) -> None:
-        """Refuses decoding settings that the rule cannot work with."""
-        if self.needs_shift and not decoding.prediction.opens_blocks:
-            raise UsageError(
-                f"rule {self.name} needs rows that predict the token after them, and here each predicts its own"
-            )
-        if self.needs_block_cache and not decoding.block_cache:
-            raise UsageError(f"rule {self.name} needs the block cache, which is off")
+    def check(self, decoding: DecodingSettings, layers: int) -> None:  # noqa: B027 (most rules fit every model)
+        """Refuses settings that are impossible with this way of decoding, or for a model of `layers` layers."""
 
 
 def plan_step(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
@@ -157,8 +121,8 @@ def check_rules(rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int
     """Refuses rules that cannot work with this model or with each other."""
     for rule in rules:
         try:
-            rule.check_decoding(decoding)
-            rule.check(layers)
+            _check_needs(rule, decoding)
+            rule.check(decoding, layers)
             assert rule.delta_layers(layers) | rule.probe_layers(layers) <= {*range(layers)}, "its layers are not there"
         except UsageError:
             raise
@@ -168,3 +132,12 @@ def check_rules(rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"rule {twice} is given twice; one of each kind can be combined")
+
+
+def _check_needs(rule: Rule, decoding: DecodingSettings) -> None:
+    if rule.needs_shift and not decoding.prediction.opens_blocks:
+        raise UsageError(
+            f"rule {rule.name} needs rows that predict the token after them, and here each predicts its own"
+        )
+    if rule.needs_block_cache and not decoding.block_cache:
+        raise UsageError(f"rule {rule.name} needs the block cache, which is off")

@@ -6,12 +6,10 @@ from zlib import crc32
 
 import numpy as np
 
-from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import Rows, row_list, row_set
-from stepsaver.engine.rules.rule import Rule, Shares
-from stepsaver.engine.trace import SampleStep
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
@@ -34,9 +32,6 @@ class Trim(Rule):
 
     name: ClassVar[str] = "trim"
     purpose: ClassVar[str] = "run the rows that a decision needs and leave the rest of the window as it is"
-    pays: ClassVar[str] = (
-        "in large batches, where rows are the price; little in small ones, where the weights are read for any row"
-    )
 
     level: Literal["structural", "drift", "changed", "random"] = field(
         default="changed", metadata=tuned("structural", "changed")
@@ -52,12 +47,6 @@ class Trim(Rule):
 
     def probe_layers(self, layers: int) -> frozenset[int]:
         return frozenset({layers // 4}) if self.level == "drift" else frozenset()
-
-    def reusable(self, step: SampleStep, decoding: DecodingSettings, layers: int) -> Shares:
-        if step.step == 0 or not step.rows:
-            return Shares()
-        share = 1 - step.head_rows / step.rows
-        return Shares(share, share, share)
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if view.step == 0:
