@@ -44,7 +44,8 @@ def test_options_are_in_the_identity_and_the_summary(experiment: Path, capsys: p
     run(experiment, 2, *flags)
     changed = summary_of(experiment, "baseline")
     wanted = {
-        "policy": "threshold:threshold=0.6,at_most=none", "batch_size": 1, "dtype": "torch.float64", "device": "cpu",
+        "policy": "threshold:threshold=0.6,at_most=none,strict=true",
+        "batch_size": 1, "dtype": "torch.float64", "device": "cpu",
         "weights": "float32", "token_limit": 5, "num_fewshot": 0, "metric": "prompt_level_strict_acc,none",
     }  # fmt: skip
     for name, value in wanted.items():
@@ -87,9 +88,9 @@ def test_a_grid_over_thresholds_and_caches(experiment: Path) -> None:
     found = {name: summary_of(experiment, name)["identity"] for name in ("t0.5_True", "t0.5_False", "t0.95_True")}
     effective = {name: (each["policy"], each["decoding"]["block_cache"]) for name, each in found.items()}
     assert effective == {
-        "t0.5_True": ("threshold:threshold=0.5,at_most=none", True),
-        "t0.5_False": ("threshold:threshold=0.5,at_most=none", False),
-        "t0.95_True": ("threshold:threshold=0.95,at_most=none", True),
+        "t0.5_True": ("threshold:threshold=0.5,at_most=none,strict=true", True),
+        "t0.5_False": ("threshold:threshold=0.5,at_most=none,strict=true", False),
+        "t0.95_True": ("threshold:threshold=0.95,at_most=none,strict=true", True),
     }
     kinds = {name: set(summary_of(experiment, name)["cost"]["by_kind"]) for name in found}
     assert "sub" in kinds["t0.5_True"]

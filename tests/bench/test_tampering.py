@@ -204,7 +204,7 @@ def test_a_run_never_adopts_samples_of_another_one(experiment: Path, capsys: pyt
         assert [each.read_bytes() for each in cell(experiment, config).glob("samples.jsonl.other-run-*")] == [content]
         assert samples(experiment, config).read_bytes().splitlines()[1:] != content.splitlines()[1:]
         summary = json.loads((cell(experiment, config) / "summary.json").read_text())
-        assert summary["identity"]["policy"] == "threshold:threshold=0.2,at_most=none"
+        assert summary["identity"]["policy"] == "threshold:threshold=0.2,at_most=none,strict=true"
 
 
 def test_every_check_has_a_fault_that_it_finds() -> None:

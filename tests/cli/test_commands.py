@@ -197,7 +197,7 @@ def test_lists_fit_a_terminal_and_have_documents(kind: str, capsys: pytest.Captu
 def test_a_list_says_which_fields_have_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "policies"]) == 0
     heads = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
-    assert {"threshold(threshold=0.9, at_most=none)", "quota(steps=none, threshold=none)"} <= set(heads)
+    assert {"threshold(threshold=0.9, at_most=none, strict=true)", "quota(steps=none, threshold=none)"} <= set(heads)
 
 
 def test_help_is_quick_and_names_every_command() -> None:

@@ -31,6 +31,7 @@ CHOICES: list[tuple[str, dict[int, float], str]] = [
     ("threshold", SURE, "4,7"),  # 0.9 is not above 0.9
     ("threshold:threshold=0.89", SURE, "4-5,7"),
     ("threshold:threshold=0.99", SURE, "7"),
+    ("threshold:strict=false", SURE, "4-5,7"),
     ("threshold:threshold=0.1,at_most=1", SURE, "7"),
     ("threshold:threshold=0.1,at_most=3", SURE, "4-5,7"),
     ("threshold:threshold=0.1,at_most=2", EQUAL, "4-5"),  # of equals the first
@@ -112,6 +113,13 @@ def test_the_remainder_of_a_quota_goes_to_the_first_steps(steps: int, sub_block:
     assert found == counts
 
 
+def test_after_a_causal_context_a_quota_divides_what_follows_the_first_token() -> None:
+    sure = dict.fromkeys(range(1, 8), 0.5)
+    view: dict[str, Any] = {"sub_block": 8, "predicts": "both"}
+    assert [at(chosen("quota:steps=3", sure, in_sub_block=step, **view)).bit_count() for step in range(3)] == [3, 2, 2]
+    assert at(chosen("quota", sure, **view)).bit_count() == 1
+
+
 def test_every_policy_is_tested() -> None:
     names = registry.found_in("stepsaver.engine.policies").keys()
     assert {text.partition(":")[0] for text in TEXTS} == WRONG.keys() == names
@@ -128,7 +136,7 @@ def test_a_policy_is_its_text(text: str) -> None:
 
 def test_what_is_left_open() -> None:
     assert [registry.describe(parse_policy(name)) for name in ("threshold", "factor", "fixed", "adaptive_steps")] == [
-        "threshold:threshold=0.9,at_most=none",
+        "threshold:threshold=0.9,at_most=none,strict=true",
         "factor:factor=1.0",
         "fixed:rows=1",
         "adaptive_steps:margin=0.3,max_rows=2,threshold=0.9",
@@ -160,10 +168,12 @@ def test_impossible_values_are_one_line(text: str) -> None:
 
 def test_a_threshold_is_a_policy() -> None:
     assert parse_policy("threshold:at_most=none") == parse_policy("threshold") == Threshold()
-    assert registry.describe(Threshold(0.5, 2)) == "threshold:threshold=0.5,at_most=2"
+    assert registry.describe(Threshold(0.5, 2)) == "threshold:threshold=0.5,at_most=2,strict=true"
     assert text_of(None, None) == text_of("threshold", None) == "threshold"
     assert text_of(None, 0.0) == text_of("threshold", 0.0) == "threshold:threshold=0.0"
     assert text_of("factor", None) == "factor"
+    assert text_of(None, 0.5, "threshold:strict=false") == "threshold:strict=false,threshold=0.5"
+    assert text_of(None, 0.5, "quota") == "threshold:threshold=0.5"
     assert chosen_policy(None, 0.7) == chosen_policy("threshold", 0.7) == chosen_policy(Threshold(0.7), None)
     for wrong, message in (
         (("factor", 0.5), "policy 'factor' and threshold 0.5 exclude each other"),

@@ -39,15 +39,15 @@ def cache_serves(view: StepView) -> bool:
 def prefill_plan(rows: int, *, reads_last: bool, layers: int, prediction: Prediction = NEXT) -> StepPlan:
     """Runs rows of the context. With `reads_last`, also reads the token that opens the first block."""
     window = rows_between(0, rows)
-    reads = opening_readers(rows, prediction) if reads_last else NO_ROWS
-    return whole_plan("prefill", window=window, reads=reads, layers=layers, prediction=prediction)
+    reads = opening_readers(rows, prediction.of_context) if reads_last else NO_ROWS
+    return whole_plan("prefill", window=window, reads=reads, layers=layers, prediction=prediction.of_context)
 
 
 @lru_cache(maxsize=64)
 def commit_plan(block_size: int, *, layers: int, prediction: Prediction = NEXT) -> StepPlan:
     """Runs all rows of a finished block, and reads the token that opens the next block."""
-    window, reads = rows_between(0, block_size), opening_readers(block_size, prediction)
-    return whole_plan("commit", window=window, reads=reads, layers=layers, prediction=prediction)
+    window, reads = rows_between(0, block_size), opening_readers(block_size, prediction.of_context)
+    return whole_plan("commit", window=window, reads=reads, layers=layers, prediction=prediction.of_context)
 
 
 def opening_readers(rows: int, prediction: Prediction) -> Rows:

@@ -278,7 +278,8 @@ def _recompute_contexts(batch: BatchContext, turns: list[Turn]) -> None:
         if turn.plan.is_empty or turn.plan.kind == "prefill" or not context:
             continue
         plan = prefill_plan(len(context), reads_last=False, layers=batch.model.config.layers)
-        step = Step(turn.sample.slot, 0, np.array(context), batch.decoding.block_size, plan)
+        block_size = batch.decoder.context_block_size(batch.decoding)
+        step = Step(turn.sample.slot, 0, np.array(context), block_size, plan)
         run_step(batch.model, batch.memory._replace(deltas=None), [step])
 
 

@@ -245,6 +245,8 @@ class Engine:
         """Caches for `slots` samples of `positions` positions, rounded up to whole blocks."""
         require_own_threads()
         model, size = self.model, self.decoding.block_size
+        if self.decoding.prediction.has_causal_context:  # the last block starts anywhere, and may end that much later
+            positions += size - 1
         capacity = (positions + size - 1) // size * size
         cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=model.dtype, device=model.device)
         layers = model.config.layers

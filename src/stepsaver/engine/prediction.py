@@ -1,17 +1,30 @@
-"""What the logits of a row predict: the next row's token, or the row's own. Only this module shifts rows by one."""
+"""What the logits of a position predict: the next position's token, or its own. Only this module shifts by one.
+
+`both`: a causal position predicts the next token, a masked one its own. There the context is causal, so a token's keys
+and values never depend on what follows it, and blocks start right behind the prompt, with the token that it predicts.
+"""
 
 from typing import Literal, NamedTuple
 
 from stepsaver.engine.rows import Rows
 
-Predicts = Literal["next", "self"]
+Predicts = Literal["next", "self", "both"]
 
 
 class Prediction(NamedTuple):
-    """Which token a row predicts. The architecture says which of the two it is."""
+    """Which token a row of a denoising step predicts. The architecture says which it is."""
 
     name: Predicts
     shift: int  # rows from a row to the one whose token it predicts
+
+    @property
+    def has_causal_context(self) -> bool:
+        return self.name == "both"
+
+    @property
+    def of_context(self) -> "Prediction":
+        """What rows of the context predict: of prefills and commits."""
+        return NEXT if self.has_causal_context else self
 
     def readers(self, rows: Rows) -> Rows:
         """The rows whose logits predict the tokens of these rows."""
@@ -24,9 +37,10 @@ class Prediction(NamedTuple):
     @property
     def opens_blocks(self) -> bool:
         """Whether the context before a block predicts its first token, so that no block starts with masks only."""
-        return self.shift > 0
+        return self.of_context.shift > 0
 
 
 NEXT = Prediction("next", 1)
 SELF = Prediction("self", 0)
-PREDICTIONS: dict[Predicts, Prediction] = {"next": NEXT, "self": SELF}
+BOTH = Prediction("both", 0)
+PREDICTIONS: dict[Predicts, Prediction] = {each.name: each for each in (NEXT, SELF, BOTH)}

@@ -48,6 +48,8 @@ def reference(request: ScoreRequest, decoding: DecodingSettings) -> Asked:
 
     Only the first token is scored.
     """
+    if decoding.prediction.has_causal_context:
+        raise UsageError("the reference estimator shows what follows the first token, and here the context is causal")
     if not decoding.stop_ids:
         raise UsageError("the reference estimator shows a stop token, and this model has none; set the stop id")
     length = len(request.context_ids)
@@ -86,9 +88,9 @@ def steps_of(forwards: Sequence[ScoringForward], decoding: DecodingSettings, lay
         plan = whole_plan(
             "prefill",
             window=rows_between(0, len(shown.tokens)),
-            reads=decoding.prediction.readers(shown.scored),
+            reads=decoding.prediction.of_context.readers(shown.scored),
             layers=layers,
-            prediction=decoding.prediction,
+            prediction=decoding.prediction.of_context,
         )
         steps.append(Step(slot, 0, np.array(shown.tokens), shown.block_size, plan))
     return steps

@@ -56,7 +56,7 @@ class Autoregressive(Decoder):
             window=rows_between(0, count),
             reads=rows_between(count - 1, count),
             layers=batch.model.config.layers,
-            prediction=batch.decoding.prediction,
+            prediction=batch.decoding.prediction.of_context,
         )
         step = Step(sample.slot, block.start, tokens, 1, plan)
         assert_written(sample, [step])

@@ -56,11 +56,14 @@ class Decoder(ABC):
 
     def context_block_size(self, decoding: DecodingSettings) -> int:
         """A position of the context sees up to the end of its block of this size."""
-        return decoding.block_size
+        return 1 if decoding.prediction.has_causal_context else decoding.block_size
 
     def join(self, batch: BatchContext, index: int, request: Request, slot: int) -> Sample:
-        """A sample with its slot. The prompt's whole blocks are context; the rest opens the first block."""
-        whole = len(request.prompt) // batch.decoding.block_size * batch.decoding.block_size
+        """A sample with its slot. The prompt's whole blocks are context, and the rest opens the first block. A causal
+        context is the whole prompt.
+        """
+        size = 1 if batch.decoding.prediction.has_causal_context else batch.decoding.block_size
+        whole = len(request.prompt) // size * size
         block = fresh_block(batch, request, whole, request.prompt[whole:])
         sample = Sample(index, request, slot, context=list(request.prompt[:whole]), block=block)
         sample.ending = ending_of(sample, batch.decoding.stop_ids)

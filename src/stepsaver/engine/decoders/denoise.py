@@ -10,7 +10,7 @@ from stepsaver.engine.batch import BatchContext, Outcome, StepEvent, Turn, view_
 from stepsaver.engine.checks import assert_current
 from stepsaver.engine.decoders.decoder import Decoder, fresh_block
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.errors import shown
+from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.plugins import raise_fault
@@ -47,6 +47,8 @@ class Denoise(Decoder):
         return self.name
 
     def check(self, decoding: DecodingSettings, layers: int) -> None:
+        if decoding.prediction.has_causal_context and decoding.sub_block_size != decoding.block_size:
+            raise UsageError(f"sub-blocks of {decoding.sub_block_size}: this model decodes its blocks as a whole")
         check_rules(self.rules, decoding, layers)
 
     def turns(self, batch: BatchContext, sample: Sample) -> list[Turn]:
@@ -132,4 +134,5 @@ class Denoise(Decoder):
 def _turn(batch: BatchContext, sample: Sample, block: BlockState, view: StepView, plan: StepPlan) -> Turn:
     if batch.checked:
         assert_current(plan, view)
-    return Turn(sample, block, Step(sample.slot, block.start, block.tokens, block.size, plan), view)
+    is_causal = plan.kind == "commit" and view.prediction.has_causal_context
+    return Turn(sample, block, Step(sample.slot, block.start, block.tokens, 1 if is_causal else block.size, plan), view)

@@ -24,7 +24,7 @@ class Architecture:
     output_bias: bool  # whether the attention's output projection has a bias too if q, k and v have one
     mask_id: int | None  # the mask token if neither config nor tokenizer names one
     block_size: int | None  # if config.json names none; None: it differs from checkpoint to checkpoint
-    predicts: Predicts = "next"  # what the logits of a row predict: the token after it, or its own
+    predicts: Predicts = "next"  # what the logits of a row predict: the token after it, its own, or `both`
     head_norms: bool = False  # whether each head's queries and keys are normed before they are rotated
     sub_block_size: int | None = None  # rows of a block that are decoded together; None: all
     policy: str = DEFAULT_POLICY  # of its own decoder, and of ours if no other is asked for

@@ -8,7 +8,8 @@ ARCHITECTURE = Architecture(
     output_bias=False,
     mask_id=None,
     block_size=None,
-    predicts="self",
+    predicts="both",
+    policy="threshold:strict=false",
     modules={
         "model.embed_tokens": "encoder.embed_tokens",
         "model.layers": "encoder.layers",

@@ -49,7 +49,8 @@ def policy_text(policy: str | None, threshold: float | None, default: str = DEFA
             f"policy {policy!r} and threshold {threshold} exclude each other; "
             f"a policy that has one takes it as a field, as in {DEFAULT_POLICY}:threshold={threshold}"
         )
-    return f"{DEFAULT_POLICY}:threshold={threshold}"
+    own = default if default.partition(":")[0] == DEFAULT_POLICY else DEFAULT_POLICY
+    return f"{own}{',' if ':' in own else ':'}threshold={threshold}"
 
 
 def chosen_policy(policy: str | Policy | None, threshold: float | None, default: str = DEFAULT_POLICY) -> Policy:

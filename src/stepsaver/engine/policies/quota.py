@@ -17,6 +17,7 @@ class Quota:
     remainder goes to the first steps.
     Without a threshold this is SDAR's static rule. With a threshold it is the dynamic rule: reveal every row above it
     if these are at least as many as the share. One difference: if a block has sub-blocks, their rows are divided.
+    After a causal context a block's first token is known, and the other rows are divided.
     """
 
     name: ClassVar[str] = "quota"
@@ -31,7 +32,8 @@ class Quota:
             raise UsageError(f"policy quota: threshold {self.threshold} is outside [0, 1]")
 
     def choose(self, candidates: Candidates, view: StepView) -> Rows:
-        share, remainder = divmod(view.sub_block_size, self.steps or view.sub_block_size)
+        rows = view.sub_block_size - view.prediction.has_causal_context
+        share, remainder = divmod(rows, self.steps or rows)
         quota = max(1, share + (view.steps_in_sub_block < remainder))
         ranked = by_confidence(candidates)
         if self.threshold is not None:

@@ -1,6 +1,7 @@
 """Threshold-based parallel decoding (Fast-dLLM): reveal what the model is sure of, and always its best guess."""
 
 from dataclasses import dataclass, field
+from operator import ge, gt
 from typing import ClassVar
 
 from stepsaver.engine.defaults import THRESHOLD
@@ -13,7 +14,7 @@ from stepsaver.engine.view import StepView
 
 @dataclass(frozen=True)
 class Threshold:
-    """Reveals every row whose confidence is strictly greater than `threshold`, and the most confident row.
+    """Reveals every row whose confidence is greater than `threshold`, or not below it, and the most confident row.
 
     `at_most` limits the rows per step: the most confident first, and of equals the first row. With it, a small model
     that is sure of many rows at once takes as many steps as a model that is not.
@@ -23,6 +24,7 @@ class Threshold:
 
     threshold: float = field(default=THRESHOLD, metadata=tuned(0.95, 0.9, 0.8, 0.7, 0.6, 0.5))
     at_most: int | None = None
+    strict: bool = True  # whether a confidence of exactly the threshold is not enough
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.threshold <= 1.0:
@@ -32,5 +34,6 @@ class Threshold:
 
     def choose(self, candidates: Candidates, view: StepView) -> Rows:
         best, *others = by_confidence(candidates)
-        sure = [best, *(each for each in others if each[1] > self.threshold)]
+        passes = gt if self.strict else ge
+        sure = [best, *(each for each in others if passes(each[1], self.threshold))]
         return sum(1 << row for row, _ in sure[: self.at_most])

@@ -135,9 +135,13 @@ def check_rules(rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int
 
 
 def _check_needs(rule: Rule, decoding: DecodingSettings) -> None:
-    if rule.needs_shift and not decoding.prediction.opens_blocks:
+    if rule.needs_shift and not decoding.prediction.shift:
         raise UsageError(
             f"rule {rule.name} needs rows that predict the token after them, and here each predicts its own"
+        )
+    if decoding.prediction.has_causal_context and type(rule).narrow_commit is not Rule.narrow_commit:
+        raise UsageError(
+            f"rule {rule.name} lets commits keep keys and values of steps, and here only causal ones are context"
         )
     if rule.needs_block_cache and not decoding.block_cache:
         raise UsageError(f"rule {rule.name} needs the block cache, which is off")
