@@ -21,7 +21,7 @@ from stepsaver.engine.forward import Sublayer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rows import row_index
-from stepsaver.engine.rules.layer_groups import group_size
+from stepsaver.engine.rules.layer_reuse import group_size
 from stepsaver.engine.trace import COMPUTED_STEPS
 
 KINDS = ("masked", "just revealed", "revealed earlier")

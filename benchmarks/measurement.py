@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from stepsaver.bench.durable import write_beside
-from stepsaver.engine.device import device_name
+from stepsaver.engine.machine import device_name
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from stepsaver.bench.limit import StepTime, measure_machine
 from stepsaver.cli import NOTHING_KEPT, OneLineParser, answered
 from stepsaver.engine.defaults import KINDS_OF_WEIGHTS
 from stepsaver.engine.errors import UsageError, shown
+from stepsaver.engine.machine import OtherWork, not_idle, other_cores_now
 from stepsaver.engine.models.load import random_model
-from stepsaver.engine.other_work import OtherWork, not_idle, other_cores_now
 
 SMALL = ["135M", "0.5B"]  # the larger ones take minutes
 

@@ -9,7 +9,7 @@ from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.rules.layer_groups import group_size, layer_group
+from stepsaver.engine.rules.layer_reuse import group_size, layer_group
 from tests.conftest import sharpened, tiny_config
 
 PROMPTS = [Prompt((5, 6, 7)), Prompt((9,))]

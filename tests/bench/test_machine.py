@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stepsaver.bench.identity import job_id, machine_facts
-from stepsaver.engine.device import device_name
+from stepsaver.engine.machine import device_name
 from stepsaver.evaluation.model_source import hub_revision
 
 

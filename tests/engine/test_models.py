@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from stepsaver.engine.backends import backend_for
 from stepsaver.engine.backends.cpu.weights import Packed
 from stepsaver.engine.decoding_settings import resolve_decoding
-from stepsaver.engine.device import choose_dtype
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.machine import choose_dtype
 from stepsaver.engine.models import architecture, linear
 from stepsaver.engine.models.architecture import Architecture, architectures
 from stepsaver.engine.models.config import parse_config, read_config

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stepsaver.engine import other_work
-from stepsaver.engine.other_work import OtherWork, not_idle, other_cores_now
+from stepsaver.engine import machine
+from stepsaver.engine.machine import OtherWork, not_idle, other_cores_now
 
 # user, nice, system, idle, waiting, interrupts (two), taken by the host, guests (which are in user already)
 COUNTED = (
@@ -20,12 +20,12 @@ COUNTED = (
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose clock ticks a hundred times a second, and on which ten seconds pass between two looks."""
     clock = iter([1000.0, 1010.0])
-    monkeypatch.setattr(other_work, "PROCESSOR_TIMES", tmp_path / "stat")
-    monkeypatch.setattr(other_work, "own_cores", lambda: {0, 1})
-    monkeypatch.setattr(other_work.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(other_work.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
+    monkeypatch.setattr(machine, "PROCESSOR_TIMES", tmp_path / "stat")
+    monkeypatch.setattr(machine, "own_cores", lambda: {0, 1})
+    monkeypatch.setattr(machine.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(machine.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
     own = iter([(1.0, 0.5, 0.0, 0.0, 9.0), (5.0, 1.5, 0.5, 0.5, 19.0)])
-    monkeypatch.setattr(other_work.os, "times", lambda: next(own))
+    monkeypatch.setattr(machine.os, "times", lambda: next(own))
     return tmp_path / "stat"
 
 

@@ -16,7 +16,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import describe, row_list
-from stepsaver.engine.rules.layer_groups import layer_group
+from stepsaver.engine.rules.layer_reuse import layer_group
 from stepsaver.engine.rules.rule import parse_rule, plan_commit, plan_rest, plan_step
 from stepsaver.engine.view import StepView
 from tests.engine.rule_cases import ACTING, NEUTRAL, combined_rule_sets, names_in_the_registry, rule_sets

@@ -12,8 +12,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rules.rule import parse_rule
-from stepsaver.engine.score import Score, ScoreRequest
-from stepsaver.engine.score_once import IN_ONE_FORWARD
+from stepsaver.engine.score import IN_ONE_FORWARD, Score, ScoreRequest
 from stepsaver.engine.trace import Trace
 from tests.conftest import GOLDEN
 from tests.engine.golden_cases import read_golden

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stepsaver.engine import threads
-from stepsaver.engine.threads import CHOSEN_BY_USER, leave_cores_to_others
+from stepsaver.engine import machine
+from stepsaver.engine.machine import CHOSEN_BY_USER, leave_cores_to_others
 
 CPU = torch.device("cpu")
 
@@ -27,13 +27,13 @@ def eight(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     ("others", "expected"), [(None, 8), (0.0, 8), (0.4, 8), (0.9, 7), (3.2, 5), (7.4, 1), (40.0, 1)]
 )
 def test_others_keep_their_cores(eight: pytest.MonkeyPatch, others: float | None, expected: int) -> None:
-    eight.setattr(threads, "other_cores_now", lambda: others)
+    eight.setattr(machine, "other_cores_now", lambda: others)
     leave_cores_to_others(CPU)
     assert torch.get_num_threads() == expected
 
 
 def test_what_the_user_has_chosen_stays(eight: pytest.MonkeyPatch) -> None:
-    eight.setattr(threads, "other_cores_now", lambda: 5.0)
+    eight.setattr(machine, "other_cores_now", lambda: 5.0)
     leave_cores_to_others(torch.device("meta"))
     os.environ[CHOSEN_BY_USER] = "8"
     leave_cores_to_others(CPU)

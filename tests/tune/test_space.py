@@ -10,7 +10,7 @@ from stepsaver.engine import registry
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import parse_policy
-from stepsaver.engine.tuned import tuned, tuned_fields
+from stepsaver.engine.registry import tuned, tuned_fields
 from stepsaver.tune.observed import Goal, Observed
 from stepsaver.tune.space import DECODERS, MOST_COMBINATIONS, POLICIES, RULES, DeclaredSpace
 from stepsaver.tune.tuning import config_of

@@ -9,12 +9,11 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from stepsaver.api.arguments import check_arguments
 from stepsaver.engine.decoders.decoder import Decoder
-from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.decoding_settings import DecodingSettings, Prompt
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Estimator, Join, Weights
 from stepsaver.engine.engine import Completion, Engine, Settled
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.policies.policy import Policy
-from stepsaver.engine.prompt import Prompt
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import Score, ScoreRequest

@@ -15,7 +15,7 @@ from stepsaver.bench.experiment import ConfigSpec, DecodingSpec, Experiment, Exp
 from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.policies.policy import parse_policy
-from stepsaver.engine.rules.layer_groups import layer_group
+from stepsaver.engine.rules.layer_reuse import layer_group
 
 FILE = "experiment.yaml"
 MOST_MISTAKES = 10  # that are said at once

@@ -18,7 +18,7 @@ import torch
 
 import stepsaver
 from stepsaver.bench.documents import Identity
-from stepsaver.engine.device import device_name
+from stepsaver.engine.machine import device_name
 
 PACKAGE = Path(stepsaver.__file__).parent
 NUMERIC_PACKAGES = ("torch", "numpy", "lm_eval", "tokenizers", "datasets")

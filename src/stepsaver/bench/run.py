@@ -23,8 +23,8 @@ from stepsaver.bench.folders import results_folder
 from stepsaver.bench.session import Chunk, TaskRun, open_session, prepare_task
 from stepsaver.bench.summarise import summarise
 from stepsaver.engine.curve import Curve, read_curve
+from stepsaver.engine.machine import not_idle, other_cores_now
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.other_work import not_idle, other_cores_now
 from stepsaver.evaluation.task_loading import LoadedTask, TaskOptions, load_task
 
 CURVE = "curve.json"  # in a task's folder: what forwards cost where it was run last

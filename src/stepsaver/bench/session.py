@@ -23,8 +23,8 @@ from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Weights
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.machine import OtherWork
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.other_work import OtherWork
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests

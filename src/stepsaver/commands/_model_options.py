@@ -101,7 +101,7 @@ def take_recipe(options: argparse.Namespace) -> "Recipe | None":
 
 def say_differences(recipe: "Recipe | None", model: str, *, dtype: str, device: str, batch_size: int) -> None:
     """Prints one line on standard error if the recipe was measured with something else."""
-    from stepsaver.engine.device import choose_device, choose_dtype
+    from stepsaver.engine.machine import choose_device, choose_dtype
 
     if recipe is None:
         return

@@ -75,7 +75,7 @@ def _optional(name: str) -> Finding:
 def _device(name: str, dtype_name: str) -> Finding:
     import torch
 
-    from stepsaver.engine.device import choose_device, choose_dtype
+    from stepsaver.engine.machine import choose_device, choose_dtype
 
     device = choose_device(name)
     dtype = str(choose_dtype(dtype_name, device)).removeprefix("torch.")

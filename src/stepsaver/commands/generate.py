@@ -33,8 +33,8 @@ from stepsaver.engine.defaults import NEW_TOKENS
 from stepsaver.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
+    from stepsaver.engine.decoding_settings import Prompt
     from stepsaver.engine.engine import Completion, Engine
-    from stepsaver.engine.prompt import Prompt
     from stepsaver.engine.sampling import Sampling
     from stepsaver.engine.trace import Trace
     from stepsaver.evaluation.open_model import OpenModel
@@ -120,7 +120,7 @@ def read_prompts(options: argparse.Namespace, opened: "OpenModel") -> "list[Prom
 
 def _encoded_prompts(options: argparse.Namespace, opened: "OpenModel") -> "Iterator[Prompt]":
     """Yields the prompts as ids, checked against the model before its weights are read."""
-    from stepsaver.engine.prompt import Prompt, check_prompt
+    from stepsaver.engine.decoding_settings import Prompt, check_prompt
     from stepsaver.evaluation.encoding import encode_prompt
 
     for line, entry in _entries(options):

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_requests(options: argparse.Namespace, opened: "OpenModel") -> "Iterator[ScoreRequest]":
-    from stepsaver.engine.prompt import Prompt, check_prompt
+    from stepsaver.engine.decoding_settings import Prompt, check_prompt
     from stepsaver.engine.score import ScoreRequest
     from stepsaver.evaluation.encoding import encode_pair
 

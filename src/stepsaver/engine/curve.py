@@ -20,9 +20,9 @@ from stepsaver.engine.batch import BatchContext, execute
 from stepsaver.engine.cache import KeyValueCache
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
-from stepsaver.engine.device import device_name
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Memory
+from stepsaver.engine.machine import device_name
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.sampling import Sampling

@@ -1,4 +1,4 @@
-"""How a model is decoded: the parameters in section "decoding" of every result, checked once."""
+"""How a model is decoded: the parameters in section "decoding" of every result, checked once; and what it decodes."""
 
 from dataclasses import dataclass
 
@@ -83,3 +83,34 @@ def _usual_sub_block(block_size: int, usual: int | None) -> int:
 def _asked(name: str) -> str:
     """How to set it: the command-line option, and the name in Python, `experiment.yaml` and lm-eval's arguments."""
     return f"set --{name.replace('_', '-')} ({name})"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids; optionally an identity, which then determines the sample's random numbers, and a limit of its own."""
+
+    ids: tuple[int, ...]
+    identity: str | None = None
+    max_new_tokens: int | None = None
+
+
+def check_prompt(
+    prompt: Prompt, config: ModelConfig, decoding: DecodingSettings, max_new_tokens: int, where: str
+) -> tuple[int, ...]:
+    """Returns the prompt's ids if the model can take them. An empty prompt becomes the bos token."""
+    if max_new_tokens < 0:
+        raise UsageError(f"max_new_tokens {max_new_tokens} is negative")
+    ids = prompt.ids
+    if not ids:
+        if decoding.bos_id is None:
+            raise UsageError(f"{where} is empty, which stands for the bos token, and this model has none")
+        ids = (decoding.bos_id,)
+    outside = next((token for token in ids if not 0 <= token < config.vocab), None)
+    if outside is not None:
+        raise UsageError(f"{where}: id {outside} is outside the vocabulary of {config.vocab}")
+    if len(ids) + max_new_tokens > config.max_positions:
+        raise UsageError(
+            f"{where}: {len(ids)} tokens and {max_new_tokens} new ones exceed "
+            f"the model's {config.max_positions} positions"
+        )
+    return ids

@@ -9,18 +9,26 @@ from stepsaver.engine.cache import DeltaCache, KeyValueCache
 from stepsaver.engine.curve import Curve
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.denoise import Denoise
-from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
+from stepsaver.engine.decoding_settings import DecodingSettings, Prompt, check_prompt, resolve_decoding
 from stepsaver.engine.defaults import BATCH_SIZE, ESTIMATORS, Estimator
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.forward import Memory, Observe
 from stepsaver.engine.generate import decode, ticks
+from stepsaver.engine.machine import require_own_threads
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.prompt import Prompt, check_prompt
 from stepsaver.engine.sampling import Sampling
-from stepsaver.engine.score import Score, ScoreRequest, merge_requests, scores_of
-from stepsaver.engine.score_once import IN_ONE_FORWARD, Prepare, forwards_of, run_once, steps_of
+from stepsaver.engine.score import (
+    IN_ONE_FORWARD,
+    Prepare,
+    Score,
+    ScoreRequest,
+    forwards_of,
+    merge_requests,
+    run_once,
+    scores_of,
+    steps_of,
+)
 from stepsaver.engine.state import Finish, Request, request_key
-from stepsaver.engine.threads import require_own_threads
 from stepsaver.engine.trace import SampleStep, Trace
 
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from stepsaver.engine.backends.packed import PackedRun, RowSubset
 from stepsaver.engine.cache import DeltaCache, KeyValueCache, SublayerDeltas
+from stepsaver.engine.machine import require_own_threads
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Attention, Transformer
 from stepsaver.engine.packing import Packer, Step, pack_rows, run_end
 from stepsaver.engine.stream import Stream
-from stepsaver.engine.threads import require_own_threads
 
 Sublayer = Literal["attention", "mlp"]
 

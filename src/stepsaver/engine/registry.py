@@ -8,10 +8,11 @@ import dataclasses
 import re
 import types
 import typing
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.plugins import load_plugin, plugin_names, plugin_problem
@@ -155,3 +156,21 @@ def value_text(value: Any) -> str:
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+TUNED = "tuned"
+
+
+class Tuned(NamedTuple):
+    values: tuple[Any, ...]  # from the most careful to the cheapest
+    is_ordered: bool  # later values are cheaper; if False, the order means nothing
+
+
+def tuned(*values: Any, is_ordered: bool = True) -> Mapping[str, Any]:
+    return {TUNED: Tuned(values, is_ordered)}
+
+
+def tuned_fields(made: type) -> dict[str, Tuned]:
+    """The tuned fields of a class, by name."""
+    fields = dataclasses.fields(made)
+    return {field.name: field.metadata[TUNED] for field in fields if TUNED in field.metadata}

@@ -20,8 +20,8 @@ from lm_eval.api.registry import register_model
 
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import BATCH_SIZE, DECODE, ESTIMATORS, JOINS, WEIGHTS, Estimator, Join, Weights
-from stepsaver.engine.device import choose_device, choose_dtype
 from stepsaver.engine.errors import UsageError, unknown_name
+from stepsaver.engine.machine import choose_device, choose_dtype
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
 from stepsaver.evaluation.embedded import TASKS_FOLDER
 from stepsaver.evaluation.hub_access import reachable_hub

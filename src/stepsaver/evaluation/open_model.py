@@ -14,9 +14,9 @@ from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.defaults import WEIGHTS, Join, Weights
-from stepsaver.engine.device import choose_device, choose_dtype
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.machine import choose_device, choose_dtype, leave_cores_to_others
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import ModelConfig, read_config
 from stepsaver.engine.models.load import load_model
@@ -24,7 +24,6 @@ from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.sampling import NonFiniteLogits
-from stepsaver.engine.threads import leave_cores_to_others
 from stepsaver.evaluation.model_source import read_mask_id, resolve_model
 from stepsaver.evaluation.tokenizer import TextTokenizer
 

@@ -1,4 +1,4 @@
-"""What may be tried: what rules, policies and decoders declare (`engine/tuned.py`), sub-block sizes and joins."""
+"""What may be tried: what rules, policies and decoders declare (`engine/registry.py`), sub-block sizes and joins."""
 
 import hashlib
 import itertools
@@ -14,8 +14,8 @@ from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import DEFAULT_POLICY, Join
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Policy
+from stepsaver.engine.registry import tuned_fields
 from stepsaver.engine.rules.rule import Rule, check_rules
-from stepsaver.engine.tuned import tuned_fields
 from stepsaver.tune.observed import Goal, Observed
 
 Item = TypeVar("Item")

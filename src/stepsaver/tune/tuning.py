@@ -15,8 +15,8 @@ from stepsaver.bench.identity import run_id
 from stepsaver.bench.session import Session
 from stepsaver.bench.statistics import Interval
 from stepsaver.engine import registry
-from stepsaver.engine.device import device_name
 from stepsaver.engine.errors import UsageError
+from stepsaver.engine.machine import device_name
 from stepsaver.evaluation.recipe import Figure, MadeFor, Measured, Recipe, versions_here
 from stepsaver.tune.confirm import MOST_ATTEMPTS, Attempt, Attempts, confirm, least_problems
 from stepsaver.tune.observed import Goal, drop_interval, speed_interval

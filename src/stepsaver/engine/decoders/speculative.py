@@ -17,10 +17,10 @@ from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import Kind, StepPlan, whole_plan
+from stepsaver.engine.registry import tuned
 from stepsaver.engine.rows import NO_ROWS, Rows, rows_between
 from stepsaver.engine.sampling import Proposals, Sampling
 from stepsaver.engine.state import Request, Sample
-from stepsaver.engine.tuned import tuned
 
 
 @dataclass

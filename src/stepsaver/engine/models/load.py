@@ -16,12 +16,12 @@ from stepsaver.engine.backends.cpu.tiles import require_working_tiles
 from stepsaver.engine.backends.cpu.weights import check_weights
 from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.errors import UsageError, shown
+from stepsaver.engine.machine import require_own_threads
 from stepsaver.engine.models import linear
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import ModelConfig, is_there, read_config, read_json
 from stepsaver.engine.models.linear import Linear
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.threads import require_own_threads
 
 # Our fused modules, and the checkpoint's modules whose rows they stack. An architecture may call these otherwise.
 LAYER_MODULES = {

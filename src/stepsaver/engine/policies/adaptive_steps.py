@@ -6,8 +6,8 @@ from typing import ClassVar
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, by_confidence
 from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.registry import tuned
 from stepsaver.engine.rows import Rows
-from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 

@@ -6,9 +6,9 @@ from typing import ClassVar
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import LayerRows, StepPlan
+from stepsaver.engine.registry import tuned
 from stepsaver.engine.rows import row_sets
 from stepsaver.engine.rules.rule import Rule
-from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 

@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.registry import tuned
 from stepsaver.engine.rules.rule import Rule
-from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 

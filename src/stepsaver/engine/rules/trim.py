@@ -8,9 +8,9 @@ import numpy as np
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.registry import tuned
 from stepsaver.engine.rows import Rows, row_list, row_set
 from stepsaver.engine.rules.rule import Rule
-from stepsaver.engine.tuned import tuned
 from stepsaver.engine.view import StepView
 
 NEAR = 2  # rows on either side of a changed row, which it affects most
