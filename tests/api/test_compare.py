@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 import stepsaver
@@ -111,12 +112,22 @@ class Impostor(Doubtful):
     [
         ({"configs": {}}, "nothing to compare"),
         ({"task": "mini_gsm9k"}, "unknown task 'mini_gsm9k'; nearest: .*mini_gsm8k"),
-        ({"limit": 0}, "limit 0 is not positive"),
-        ({"batch_size": 0}, "batch size 0 is not positive"),
+        ({"limit": 0}, "limit 0 is not a whole number from 1 on"),
+        ({"batch_size": 0}, "batch_size 0 is not a whole number from 1 on"),
+        ({"model": "embedded"}, "'embedded' is no model: expected what stepsaver.load returns"),
+        ({"task": 5}, "task 5 is not a text"),
+        ({"configs": "trim"}, "configs 'trim' is no mapping"),
+        ({"configs": {5: []}}, "configs: 5 is no name"),
+        ({"configs": {"a": {"policy": Doubtful()}}}, "is no policy"),
+        ({"configs": {"a": {"recipe": "x", "rules": []}}}, "config 'a': a recipe settles rules"),
+        ({"configs": {"a": Path("no such")}}, "cannot read the recipe no such"),
+        ({"success": {"confirm_if": {}}}, r"success\.reject_if: Field required"),
+        ({"folder": 5}, "folder 5 is not the path of a folder"),
+        ({"progress": 5}, "progress 5 is no function"),
         ({"baseline": "other"}, "baseline 'other' is no config"),
         ({"configs": {"a": ["trimm"]}}, "unknown rule 'trimm'"),
-        ({"configs": {"a b": []}}, "configs.0.name"),
-        ({"configs": {"a": {"rulez": []}}}, "rulez: unknown key"),
+        ({"configs": {"a b": []}}, "^config 'a b': name: "),
+        ({"configs": {"a": {"rulez": []}}}, "^config 'a': rulez: unknown key"),
         ({"configs": {"a": {"threshold": object()}}}, "holds what no file can"),
         ({"configs": {"a": [Impostor()]}}, "Impostor has the name 'trim', which another one of the rules has"),
     ],
@@ -124,8 +135,25 @@ class Impostor(Doubtful):
 def test_what_is_wrong_is_one_line(embedded: stepsaver.Model, wrong: dict[str, Any], message: str) -> None:
     asked: dict[str, Any] = {"task": "mini_gsm8k", "configs": CONFIGS, "limit": 1} | wrong
     with pytest.raises(stepsaver.UsageError, match=message) as raised:
-        stepsaver.compare(embedded, **asked)
+        stepsaver.compare(asked.pop("model", embedded), **asked)
     assert "\n" not in str(raised.value)
+    assert "experiment.yaml" not in str(raised.value)
+
+
+def test_a_recipe_is_a_config_and_the_criterion_is_said(embedded: stepsaver.Model, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("rules: [trim]\njoin: auto\nbatch_size: 2\n")
+    success = {
+        "confirm_if": {"speed_up": "> 1.1", "drop_points": "< 3"},
+        "reject_if": {"speed_up": "< 1", "drop_points": "> 30"},
+    }
+    configs = {"plain": [], "tuned": recipe, "also": {"recipe": recipe, "block_cache": True}}
+    found = stepsaver.compare(embedded, "mini_gsm8k", configs, limit=np.int64(1), success=success)  # type: ignore[arg-type]
+    stored = json.loads((found.folder / "results" / "mini_gsm8k_limit_1" / "tuned" / "run.json").read_text())
+    assert [each.partition(":")[0] for each in stored["identity"]["rules"]] == ["trim"]
+    assert stored["identity"]["decoding"]["join"] == "auto"
+    assert "confirmed: speed-up > 1.1 and drop < 3 points" in str(found)
+    assert "rejected: speed-up < 1 or drop > 30 points" in str(found)
 
 
 def test_an_experiment_that_somebody_wrote_is_left_alone(embedded: stepsaver.Model, tmp_path: Path) -> None:

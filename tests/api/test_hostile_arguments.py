@@ -31,7 +31,7 @@ LOADING: dict[str, list[Any]] = {
 }
 GENERATING: dict[str, list[Any]] = {
     "prompts": [
-        None, 5, [None], [5], [[1.5]], [["x"]], [[2**70]], [[-1]], [[True]], b"ab", [b"ab"], "\ud800", ["\ud800"],
+        None, 5, [None], [5, None], [[1.5]], [["x"]], [[2**70]], [[-1]], [[True]], b"ab", [b"ab"], "\ud800", ["\ud800"],
         {"a": 1}, [{"prompt": "a"}], [[1, None]], "x" * 100_000, [[5] * 100_000], 1.5,
     ],
     "rules": NOT_RULES,
@@ -45,7 +45,10 @@ GENERATING: dict[str, list[Any]] = {
     "seed": [*NOT_WHOLE, 2**70, -(2**70)],
     "chat": NOT_TRUTHS,
     "ids": NOT_TRUTHS,
-    "stream": NOT_TRUTHS,
+    "details": NOT_TRUTHS,
+    "n": [*NOT_WHOLE[1:], *OUT_OF_RANGE, 0, 2],
+    "top_k": [*NOT_WHOLE[1:], *OUT_OF_RANGE, 0],
+    "stop": [None, 5, [5], "", ["a", ""], b"a", {"a": 1}, ["a", None]],
 }  # fmt: skip
 SCORING: dict[str, list[Any]] = {
     "pairs": [
@@ -58,6 +61,7 @@ SCORING: dict[str, list[Any]] = {
     "recipe": NOT_RECIPES,
     "estimator": [None, *NOT_NAMES],
     "score_stop": NOT_TRUTHS,
+    "chat": NOT_TRUTHS,
 }  # fmt: skip
 
 
@@ -98,7 +102,7 @@ def test_names_of_models(name: Any) -> None:
 @pytest.mark.parametrize(("name", "value"), cases(GENERATING))
 def test_generating(tiny: stepsaver.Model, name: str, value: Any) -> None:
     given = {"prompts": "ab", "max_new_tokens": 4} | {name: value}
-    complaint(lambda: list(tiny.generate(given.pop("prompts"), **given)))
+    complaint(lambda: tiny.generate(given.pop("prompts"), **given))
 
 
 @pytest.mark.parametrize(("name", "value"), cases(SCORING))

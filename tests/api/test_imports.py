@@ -76,7 +76,7 @@ def test_generate_works_without_the_other_parts(folder: Path, tmp_path: Path, ar
 def test_python_works_without_the_other_parts(folder: Path) -> None:
     program = BLOCKER.partition("from stepsaver.cli")[0] + (
         f"import stepsaver; model = stepsaver.load({str(folder)!r})\n"
-        "texts = list(model.generate(['hi', 'you'], rules=['trim'], max_new_tokens=8))\n"
+        "texts = model.generate(['hi', 'you'], rules=['trim'], max_new_tokens=8)\n"
         "print(len(texts), len(model.score([('a', 'b')])))\n"
         "try: stepsaver.compare(model, 'mini_gsm8k', {'plain': []})\n"
         "except stepsaver.UsageError as error: print(error)"

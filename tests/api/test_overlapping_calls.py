@@ -33,19 +33,17 @@ Call = Callable[[stepsaver.Model, int], Any]
 
 def _texts(model: stepsaver.Model, number: int) -> Any:
     two = [QUESTIONS[number % 4], QUESTIONS[(number + 1) % 4]]
-    return list(model.generate(two, rules=RULES[number % 4], max_new_tokens=16 + number % 3))
+    return model.generate(two, rules=RULES[number % 4], max_new_tokens=16 + number % 3)
 
 
 def _ids(model: stepsaver.Model, number: int) -> Any:
-    return list(model.generate(QUESTIONS[number % 4], ids=True, temperature=0.8, seed=number % 5, max_new_tokens=24))
+    return model.generate(QUESTIONS[number % 4], ids=True, temperature=0.8, seed=number % 5, max_new_tokens=24)
 
 
 def _stream(model: stepsaver.Model, number: int) -> Any:
     texts = ["", ""]
     two = [QUESTIONS[number % 4], QUESTIONS[(number + 2) % 4]]
-    for piece in model.generate(
-        two, rules=RULES[number % 4], stream=True, max_new_tokens=20, batch_size=1 + number % 2
-    ):
+    for piece in model.stream(two, rules=RULES[number % 4], max_new_tokens=20, batch_size=1 + number % 2):
         texts[piece.prompt] += piece.text
     return texts
 
@@ -105,10 +103,10 @@ def test_an_interrupted_call_leaves_the_next_one_right(
 def test_open_streams_and_other_calls_do_not_wait_for_each_other(
     embedded: stepsaver.Model, expected: list[Any]
 ) -> None:
-    unread = embedded.generate(QUESTIONS, stream=True, max_new_tokens=64)
+    unread = embedded.stream(QUESTIONS, max_new_tokens=64)
     next(unread)
-    first = embedded.generate(QUESTIONS[0], stream=True, max_new_tokens=24)
-    second = embedded.generate(QUESTIONS[2], stream=True, max_new_tokens=24)
+    first = embedded.stream(QUESTIONS[0], max_new_tokens=24)
+    second = embedded.stream(QUESTIONS[2], max_new_tokens=24)
     texts, inside = ["", ""], []
     for one, other in zip(first, second, strict=False):
         texts[0] += one.text
@@ -117,7 +115,7 @@ def test_open_streams_and_other_calls_do_not_wait_for_each_other(
     texts = [texts[0] + "".join(each.text for each in first), texts[1] + "".join(each.text for each in second)]
     assert len(inside) >= 2
     assert inside == expected[: len(inside)]
-    alone = [next(embedded.generate(each, max_new_tokens=24)) for each in (QUESTIONS[0], QUESTIONS[2])]
+    alone = [embedded.generate(each, max_new_tokens=24) for each in (QUESTIONS[0], QUESTIONS[2])]
     assert [text[: len(own)] for text, own in zip(texts, alone, strict=True)] == alone
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(_ask, embedded, 1).result(timeout=60) == expected[1]
@@ -131,7 +129,7 @@ def _caches() -> int:
 
 def test_a_stream_that_is_left_frees_its_caches(embedded: stepsaver.Model) -> None:
     def open_one() -> Iterator[Any]:
-        stream = embedded.generate(QUESTIONS, stream=True, max_new_tokens=64)
+        stream = embedded.stream(QUESTIONS, max_new_tokens=64)
         next(stream)
         return stream
 
@@ -177,11 +175,11 @@ def test_memory_is_flat_over_20000_calls(tiny_folder: Path) -> None:
         text = f"{number} " * (1 + number % 7)
         kind = number % 4
         if kind == 0:
-            list(model.generate([text, "x" * (number % 50)], rules=RULES[number // 4 % 4], max_new_tokens=6))
+            model.generate([text, "x" * (number % 50)], rules=RULES[number // 4 % 4], max_new_tokens=6)
         elif kind == 1:
-            list(model.generate(text, ids=True, temperature=1.0, seed=number, max_new_tokens=6))
+            model.generate(text, ids=True, temperature=1.0, seed=number, max_new_tokens=6)
         elif kind == 2:
-            next(model.generate(text, stream=True, max_new_tokens=12))  # left open
+            next(model.stream(text, max_new_tokens=12))  # left open
         else:
             model.score([(text, " answer"), (text, f" {number}")])
         if number % 5000 == 4999:
@@ -196,9 +194,9 @@ import stepsaver
 
 model = stepsaver.load("embedded")
 question = "Tom has 12 pens and buys 5 more pens. How many pens does Tom have?"
-ask = lambda: list(model.generate([question] * 4))
+ask = lambda: model.generate([question] * 4)
 expected = ask()
-stream = model.generate(question, stream=True)
+stream = model.stream(question)
 next(stream)
 uses = [ask, lambda: stepsaver.load("embedded"), lambda: list(stream), lambda: model.score([("3 + 4 =", " 7")])]
 for number in range(int(sys.argv[1])):
@@ -236,7 +234,7 @@ def test_a_process_forked_before_any_model_was_loaded_works() -> None:
         "child = os.fork()\n"
         "if child: raise SystemExit(os.waitpid(child, 0)[1])\n"
         "model = stepsaver.load('embedded')\n"
-        f"print(next(model.generate({QUESTIONS[0]!r})))\n"
+        f"print(model.generate({QUESTIONS[0]!r}))\n"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
@@ -246,10 +244,10 @@ def test_a_process_forked_before_any_model_was_loaded_works() -> None:
 
 def test_threads_start_without_waiting_for_an_unread_stream(embedded: stepsaver.Model, expected: list[Any]) -> None:
     """A stream that one thread opened can be read by another."""
-    stream = embedded.generate(QUESTIONS[0], stream=True, max_new_tokens=24)
+    stream = embedded.stream(QUESTIONS[0], max_new_tokens=24)
     texts = [next(stream).text]
     reader = threading.Thread(target=lambda: texts.extend(piece.text for piece in stream))
     reader.start()
     assert _ask(embedded, 2) == expected[2]
     reader.join(timeout=60)
-    assert "".join(texts) == next(embedded.generate(QUESTIONS[0], max_new_tokens=24))
+    assert "".join(texts) == embedded.generate(QUESTIONS[0], max_new_tokens=24)

@@ -91,7 +91,10 @@ def test_score_prints_one_document(tmp_path: Path) -> None:
 WRONG = [
     (["generate", "--model", "{golden}", "--prompts", "{tmp}/none.jsonl", "--ids"], "cannot read"),
     (["generate", "--model", "{tmp}/none", "--prompts", "{prompts}", "--ids"], "none"),
-    (["generate", "--model", "{golden}", "--prompts", "{prompts}", "--ids", "--threshold", "1.5"], "outside [0, 1]"),
+    (
+        ["generate", "--model", "{golden}", "--prompts", "{prompts}", "--ids", "--threshold", "1.5"],
+        "not a number from 0 to 1",
+    ),
     (
         ["generate", "--model", "{golden}", "--prompts", "{prompts}", "--ids", "--sub-block-size", "5"],
         "does not divide",
@@ -103,8 +106,14 @@ WRONG = [
         "needs",
     ),
     (["generate", "--model", "{golden}", "--prompts", "{prompts}", "--ids", "--dtype", "int8"], "allowed: auto"),
-    (["generate", "--model", "{golden}", "--prompts", "{prompts}", "--ids", "--batch-size", "0"], "not positive"),
-    (["generate", "--model", "{golden}", "--prompts", "{prompts}", "--ids", "--top-p", "0"], "outside (0, 1]"),
+    (
+        ["generate", "--model", "{golden}", "--prompts", "{prompts}", "--ids", "--batch-size", "0"],
+        "not a whole number from 1 on",
+    ),
+    (
+        ["generate", "--model", "{golden}", "--prompts", "{prompts}", "--ids", "--top-p", "0"],
+        "not a number above 0 to 1",
+    ),
     (
         ["generate", "--model", "{golden}", "--prompts", "{prompts}", "--ids", "--max-new-tokens", "5000"],
         "line 1: 3 tokens",

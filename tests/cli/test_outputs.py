@@ -80,14 +80,14 @@ def test_a_text_cannot_steer_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--temperature", "nan"], "temperature nan is not a number from 0 on"),
-        (["--temperature", "inf"], "temperature inf"),
-        (["--seed", str(1 << 63)], "no number of 64 bits"),
+        (["--temperature", "nan"], "argument --temperature: 'nan' is not a number from 0 to 1e+100"),
+        (["--temperature", "inf"], "--temperature: 'inf' is not"),
+        (["--seed", str(1 << 63)], "is not a whole number from -9223372036854775808 to 9223372036854775807"),
         (["--device", "xpu"], "device 'xpu' is not supported"),
         (["--device", "meta"], "device 'meta' is not supported"),
         (["--device", "cuda:99"], "not available"),
         (["--device", "cpu:7"], "not available"),
-        (["--block-size", "10000000"], "block size 10000000 is not from 1 to 4096"),
+        (["--block-size", "10000000"], "--block-size: '10000000' is not a whole number from 1 to 4096"),
         (["--watch", "nan"], "--watch nan"),
         (["--rule", "x" * 1000], "unknown rule 'xxxx"),
     ],

@@ -167,12 +167,12 @@ def test_the_python_interface_takes_a_recipe(model: str, tmp_path: Path, caplog:
     path = write(tmp_path, recipe_for(model))
     loaded = stepsaver.load(model)
     prompts = [[5, 6, 7], [9, 10]]
-    ours = list(loaded.generate(prompts, recipe=path, max_new_tokens=8, ids=True))
+    ours = loaded.generate(prompts, recipe=path, max_new_tokens=8, ids=True)
     rules = ["previous_row:refresh=block", "trim:level=changed"]
     same = stepsaver.load(model, sub_block_size=4, join="auto")
-    assert ours == list(same.generate(prompts, rules=rules, threshold=0.8, batch_size=2, max_new_tokens=8, ids=True))
+    assert ours == same.generate(prompts, rules=rules, threshold=0.8, batch_size=2, max_new_tokens=8, ids=True)
     assert not caplog.messages
-    list(loaded.generate(prompts, recipe=path, batch_size=1, max_new_tokens=8, ids=True))
+    loaded.generate(prompts, recipe=path, batch_size=1, max_new_tokens=8, ids=True)
     assert "measured with batch size 2 (here 1)" in caplog.text
     with pytest.raises(UsageError, match="a recipe settles decoder, rules"):
         loaded.generate(prompts, recipe=path, rules="trim", ids=True)

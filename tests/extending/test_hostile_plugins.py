@@ -87,7 +87,7 @@ def model() -> stepsaver.Model:
 def _outcome(model: stepsaver.Model, **chosen: Any) -> str | list[str]:
     """The texts, or the one line."""
     try:
-        return list(model.generate([QUESTION, "What is 3 + 4?"], max_new_tokens=40, **chosen))
+        return model.generate([QUESTION, "What is 3 + 4?"], max_new_tokens=40, **chosen)
     except stepsaver.UsageError as error:
         said = str(error)
     assert "hostile of" in said

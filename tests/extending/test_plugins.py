@@ -97,10 +97,10 @@ def test_a_wrong_name_is_answered_with_plugins_too(install: Install) -> None:
 
 def test_they_decode(install: Install, tmp_path: Path) -> None:
     model = stepsaver.load(write_model_folder(tmp_path / "model"), dtype="float64")
-    plain = list(model.generate(["abc"], max_new_tokens=20, ids=True))
+    plain = model.generate(["abc"], max_new_tokens=20, ids=True)
     install(GROUPS)
-    assert list(model.generate(["abc"], rules=["nothing_left_out"], max_new_tokens=20, ids=True)) == plain
-    one_by_one = list(model.generate(["abc"], policy="first_row", max_new_tokens=20, stream=True))
+    assert model.generate(["abc"], rules=["nothing_left_out"], max_new_tokens=20, ids=True) == plain
+    one_by_one = list(model.stream(["abc"], policy="first_row", max_new_tokens=20))
     lengths = [len(piece.ids) for piece in one_by_one if piece.ids]
     assert len(lengths) > 1
     assert set(lengths) == {1}

@@ -1,18 +1,23 @@
 """`stepsaver.compare`: configs side by side on a task. It runs an experiment of the bench, and writes its file."""
 
 import os
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepsaver.api.model import Model, Rules
+from stepsaver.api.model import Model, Rules, recipe_path
 from stepsaver.engine import registry
+from stepsaver.engine.arguments import converted_all
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.errors import UsageError, shown
+from stepsaver.engine.policies.policy import chosen_policy
 from stepsaver.engine.rules.rule import Rule, chosen_rules
+from stepsaver.evaluation.encoding import checked_text
 from stepsaver.extras import named_parts
 
 if TYPE_CHECKING:
@@ -24,7 +29,9 @@ if TYPE_CHECKING:
     from stepsaver.bench.verdict import Verdict
     from stepsaver.report.cells import ReportTask
 
-Config = Rules | Mapping[str, Any]  # rules alone, or fields of a config as in `experiment.yaml`
+# Rules alone, a recipe's path, or fields of a config as in `experiment.yaml`, of which `recipe` may be one.
+Config = Rules | os.PathLike[str] | Mapping[str, Any]
+FROM_RECIPE = ("decode", "rules", "policy", "sub_block_size", "join")
 FIRST_LINE = "# Written by stepsaver.compare, which may write it again.\n"
 SUCCESS = {
     "confirm_if": {"speed_up": "> 1.2", "drop_points": "< 5"},
@@ -88,10 +95,18 @@ class Comparison:
 
         summaries, verdict = self._task.summaries, self.verdict
         lines = [f"{self._name}, {summaries[0].samples} samples, {self._experiment.spec.model}", ""]
-        lines += [result_text(summaries, verdict), "", verdict.sentence]
+        lines += [result_text(summaries, verdict), "", verdict.sentence, self._criterion()]
         return "\n".join([*lines, *map(str, self.findings)])
 
     __repr__ = __str__
+
+    def _criterion(self) -> str:
+        success = self._experiment.spec.success
+        wanted, unwanted = success.confirm_if, success.reject_if
+        return (
+            f"confirmed: speed-up {wanted.speed_up} and drop {wanted.drop_points} points, by 95 % intervals;\n"
+            f"rejected: speed-up {unwanted.speed_up} or drop {unwanted.drop_points} points (`success` sets others)"
+        )
 
     def to_frame(self) -> "pandas.DataFrame":
         """Returns a row per config, a column per figure and interval bound (`speed_up_low`). Needs pandas."""
@@ -117,34 +132,47 @@ def compare(
     *,
     limit: int | None = None,
     baseline: str | None = None,
+    success: Mapping[str, Mapping[str, str]] | None = None,
     batch_size: int | None = None,
     folder: str | os.PathLike[str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Comparison:
     """Runs a task with every config and says what each costs in accuracy and gains in speed.
 
-    `configs` maps each name to rules, as `Model.generate` takes them, or to a mapping with `decode`, `rules`, `policy`,
-    `threshold`, `prefix_cache`, `block_cache` or `join`. The first config is the baseline, unless `baseline` names
-    another. `limit` is how many samples are run, from the first on; with fewer than a few hundred the verdict is mostly
-    undecided. With a `folder`, every finished chunk is stored there and the same call goes on from it; without one, the
-    results last as long as the object that is returned. `progress` is called with a config's name, how many of its
-    chunks are done, and how many there are.
+    `configs` maps each name to rules, as `Model.generate` takes them, to a recipe's path (a `Path`), or to a mapping
+    with `decode`, `rules`, `policy`, `threshold`, `prefix_cache`, `block_cache`, `join` or a `recipe` in their place.
+    The first config is the baseline, unless `baseline` names another. `limit` is how many samples are run, from the
+    first on; with fewer than a few hundred the verdict is mostly undecided. `success` has the bounds that decide, as in
+    `experiment.yaml`: `{"confirm_if": {"speed_up": "> 1.2", "drop_points": "< 5"}, "reject_if": {...}}`. With a
+    `folder`, every finished chunk is stored there and the same call goes on from it; without one, the results last as
+    long as the object that is returned. `progress` is called with a config's name, how many of its chunks are done, and
+    how many there are.
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own
     with named_parts():
         from stepsaver.bench.experiment_file import read_experiment
         from stepsaver.bench.run import RunRequest, make_shards, refuse_beside_others
 
-        if limit is not None and limit < 1:
-            raise UsageError(f"limit {limit} is not positive")
+        if not isinstance(model, Model):
+            raise UsageError(f"{shown(model)} is no model: expected what stepsaver.load returns")
+        if progress is not None and not callable(progress):
+            raise UsageError(f"progress {shown(progress)} is no function")
+        task, limit, batch_size, baseline = converted_all(
+            "limit", "batch_size", "baseline", task=task, limit=limit, batch_size=batch_size, baseline=baseline
+        ).values()
         content = _content(model, task, configs, baseline, limit, batch_size)
+        if success is not None:
+            content["success"] = _plain(success)
         kept = None
         if folder is None:
             kept = tempfile.TemporaryDirectory(prefix="stepsaver-")
             folder = kept.name
-        written = Path(folder)
+        written = _folder(folder)
         _write_experiment(written, content)
-        experiment = read_experiment(written, layers=model.opened.config.layers)
+        try:
+            experiment = read_experiment(written, layers=model.opened.config.layers)
+        except UsageError as error:  # what is wrong stands in the call, not in the file that was made of it
+            raise UsageError(_without_file(str(error), written, tuple(configs))) from None
         request = RunRequest(tasks=(task,), configs=experiment.configs, model=experiment.spec.model, limit=limit)
         (shard,) = make_shards(experiment, request, 1, share_machine=True)
         refuse_beside_others(shard.results)
@@ -165,13 +193,17 @@ def _content(
     from stepsaver.bench.experiment import ExperimentSpec
     from stepsaver.bench.verdict import LEAST_CHUNKS
 
+    if not isinstance(configs, Mapping):
+        raise UsageError(f"configs {shown(configs)} is no mapping of names to rules, recipes or fields of a config")
     if not configs:
         raise UsageError("there is nothing to compare: no configs were given")
+    for name in configs:
+        checked_text(name if isinstance(name, str) else "", "configs")
+        if not isinstance(name, str):
+            raise UsageError(f"configs: {shown(name)} is no name")
     opened, fields = model.opened, ExperimentSpec.model_fields
     if opened.decoding.stop_ids != opened.config.stop_ids:
         raise UsageError("a comparison ends texts at the model's own stop tokens; load it without stop_ids")
-    if batch_size is not None and batch_size < 1:
-        raise UsageError(f"batch size {batch_size} is not positive")
     # small enough that the verdict has the chunks it asks for, and no batch larger than a chunk
     chunk = fields["chunk_samples"].default
     chunk = chunk if limit is None else max(1, min(chunk, limit // LEAST_CHUNKS))
@@ -196,9 +228,19 @@ def _content(
 
 
 def _config(name: str, given: Config) -> dict[str, Any]:
-    fields = dict(given) if isinstance(given, Mapping) else {"rules": given}
+    if isinstance(given, os.PathLike):
+        given = {"recipe": given}
+    fields: dict[str, Any] = {**given} if isinstance(given, Mapping) else {"rules": given}
+    if "recipe" in fields:
+        from stepsaver.evaluation.recipe import read_recipe
+
+        twice = next((each for each in (*FROM_RECIPE, "threshold") if each in fields), None)
+        if twice is not None:
+            raise UsageError(f"config {shown(name)}: a recipe settles {twice}; leave it out")
+        fields |= read_recipe(recipe_path(fields.pop("recipe"))).model_dump(include=set(FROM_RECIPE), exclude_none=True)
     rules = chosen_rules(fields.pop("rules", ()))
     policy, decode = fields.pop("policy", None), fields.pop("decode", None)
+    policy = policy if policy is None or isinstance(policy, str) else chosen_policy(policy, None)
     for each in [*rules, *([] if policy is None or isinstance(policy, str) else [policy])]:
         registry.adopt(type(each), "rules" if isinstance(each, Rule) else "policies")
     texts: dict[str, Any] = {"rules": [registry.describe(rule) for rule in rules]} if rules else {}
@@ -206,7 +248,29 @@ def _config(name: str, given: Config) -> dict[str, Any]:
         texts["policy"] = policy if isinstance(policy, str) else registry.describe(policy)
     if decode is not None:
         texts["decode"] = decode.text if isinstance(decode, Decoder) else decode
-    return {"name": name, **texts, **fields}
+    return {"name": name, **texts, **{key: _plain(value) for key, value in fields.items()}}
+
+
+def _plain(value: Any) -> Any:
+    """Mappings and numbers of any class as a file can hold them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return value if not is_number else int(value) if isinstance(value, Integral) else float(value)
+
+
+def _folder(given: object) -> Path:
+    try:
+        return Path(given)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"folder {shown(given)} is not the path of a folder") from None
+
+
+def _without_file(message: str, folder: Path, names: Sequence[str]) -> str:
+    """A complaint about the experiment's file as one about the call: no path, no lines, configs by their names."""
+    message = re.sub(rf"{re.escape(str(folder))}\S*:? (line \d+: )?", "", message)
+    message = re.sub(r"; line \d+: ", "; ", message)
+    return re.sub(r"configs\.(\d+)\.?", lambda found: f"config {names[int(found[1])]!r}: ", message)
 
 
 def _write_experiment(folder: Path, content: Mapping[str, Any]) -> None:
@@ -221,8 +285,10 @@ def _write_experiment(folder: Path, content: Mapping[str, Any]) -> None:
             raise UsageError(f"{path} is an experiment of its own; give another folder")
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(FIRST_LINE + yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{folder}: nothing can be written there ({error.strerror})") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"folder {shown(str(folder))}: nothing can be written there ({error})") from None
     except yaml.YAMLError as error:
         raise UsageError(f"a config holds what no file can: {' '.join(str(error).split())}") from None
 

@@ -2,12 +2,25 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
-from stepsaver.api.arguments import check_arguments
+from stepsaver.api.answer import Answer
+from stepsaver.api.prompts import (
+    Ids,
+    Text,
+    is_conversation,
+    known_ids,
+    listed_items,
+    listed_prompts,
+    stop_strings,
+    token_ids,
+)
+from stepsaver.engine.arguments import converted, converted_all
+from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings, Prompt
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Estimator, Join, Weights
@@ -16,20 +29,26 @@ from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.sampling import Sampling
+from stepsaver.engine.saved import SavedPositions, positions_computed
 from stepsaver.engine.score import Score, ScoreRequest
-from stepsaver.evaluation.encoding import checked_text, encode_pair, encode_prompt
-from stepsaver.evaluation.growing_text import SettlingText
+from stepsaver.engine.trace import Trace
+from stepsaver.evaluation.encoding import checked_text, context_text, encode_messages, encode_pair, encode_prompt
+from stepsaver.evaluation.growing_text import SettlingText, StopStrings
 from stepsaver.evaluation.open_model import OpenModel, open_model
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
+if TYPE_CHECKING:
+    import torch
+
+    from stepsaver.report.trace_data import TraceRecorder
+
 logger = logging.getLogger(__name__)
 
-Text = str | Sequence[int]  # a text, or its token ids
 Rules = str | Rule | Sequence[str | Rule]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """What every overload of `Model.generate` takes, written once for all of them. Defaults are in its signature."""
+    """What `Model.generate` and `Model.stream` take beside prompts. Defaults are in the signature of `generate`."""
 
     decode: str | Decoder | None
     rules: Rules
@@ -40,7 +59,9 @@ class GenerateOptions(TypedDict, total=False):
     max_new_tokens: int
     temperature: float
     top_p: float
+    top_k: int | None
     seed: int
+    stop: str | Sequence[str]
     chat: bool
 
 
@@ -79,47 +100,67 @@ class Model:
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, with nothing added."""
-        check_arguments(text=text)
-        return self.opened.tokenizer.encode(checked_text(text, "the text"))
+        return self.tokenizer.encode(checked_text(converted("text", text), "the text"))
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Ids) -> str:
         """Returns the text of token ids, without special tokens."""
-        return self.opened.tokenizer.decode(_known_ids(ids, self.opened.config.vocab))
+        return self.tokenizer.decode(known_ids(ids, self.opened.config.vocab))
+
+    @property
+    def device(self) -> "torch.device":
+        return self.opened.device
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        return self.opened.dtype
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return self.opened.tokenizer
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: str | Ids, *, details: Literal[True], n: None = None, **options: Unpack[GenerateOptions]
+    ) -> Answer: ...
 
     @overload
     def generate(
         self,
-        prompts: str | Sequence[Text],
+        prompts: Sequence[str] | Sequence[Ids],
         *,
-        ids: Literal[False] = False,
-        stream: Literal[False] = False,
+        details: Literal[True],
+        n: None = None,
         **options: Unpack[GenerateOptions],
-    ) -> Iterator[str]: ...
+    ) -> list[Answer]: ...
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: str | Ids, *, n: None = None, **options: Unpack[GenerateOptions]
+    ) -> str: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[str] | Sequence[Ids], *, n: None = None, **options: Unpack[GenerateOptions]
+    ) -> list[str]: ...
 
     @overload
     def generate(
         self,
-        prompts: str | Sequence[Text],
+        prompts: Text | Sequence[Text],
         *,
-        ids: Literal[True],
-        stream: Literal[False] = False,
-        **options: Unpack[GenerateOptions],
-    ) -> Iterator[list[int]]: ...
-
-    @overload
-    def generate(
-        self,
-        prompts: str | Sequence[Text],
-        *,
+        n: int | None = None,
         ids: bool = False,
-        stream: Literal[True],
+        details: bool = False,
         **options: Unpack[GenerateOptions],
-    ) -> Iterator[Piece]: ...
+    ) -> Any: ...
 
     def generate(
         self,
-        prompts: str | Sequence[Text],
+        prompts: Text | Sequence[Text],
         *,
+        n: int | None = None,
+        ids: bool = False,
+        details: bool = False,
         decode: str | Decoder | None = None,
         rules: Rules = (),
         policy: str | Policy | None = None,
@@ -129,43 +170,136 @@ class Model:
         max_new_tokens: int = NEW_TOKENS,
         temperature: float = Sampling.temperature,
         top_p: float = Sampling.top_p,
+        top_k: int | None = Sampling.top_k,
         seed: int = Sampling.seed,
+        stop: str | Sequence[str] = (),
         chat: bool = True,
-        ids: bool = False,
-        stream: bool = False,
-    ) -> Iterator[str] | Iterator[list[int]] | Iterator[Piece]:
-        """Returns an iterator over the answers, in the prompts' order. Wrong arguments raise at the call itself.
+    ) -> Any:
+        """Returns the answer to a prompt; to a list of prompts, the list of their answers, in their order.
 
-        A prompt is a text or its token ids; a text alone is one prompt. The model's chat template, if it has one, turns
-        a text into a user's message, unless `chat` is False.
+        A prompt is a text, a list of messages (`{"role": "user", "content": "..."}`) or its token ids. The model's chat
+        template, if it has one, turns a text into a user's message, unless `chat` is False. If the last message is the
+        assistant's, the answer goes on with it.
+        An answer is a text; with `details` an `Answer`, which has the text, its ids and what was computed; with `ids`
+        its token ids, including the stop token, for which a model needs no tokenizer. With `n` each prompt has a list
+        of so many answers.
         `decode` is a decoder, as `--decode` names it: `block` (the default), `speculative` or `autoregressive`. For
-        `block`, `rules` say which work is left out, `policy` (or `threshold` alone) which rows a step reveals: texts
-        such as `trim:level=changed`, or objects. A `recipe`, the file that `stepsaver tune` writes, sets all of these,
-        and the batch size unless it is given. At temperature 0 decoding is greedy; otherwise the draws depend on seed
-        and prompt, never on the batch, so equal prompts have equal answers.
-        With `ids` the answers are token ids, including the stop token; a model without a tokenizer needs this.
-        With `stream` the iterator yields pieces as they settle, the prompts of a batch in turn. A token has settled
-        when no row before it is masked: nothing changes it any more. A piece's text never ends within a character; with
-        `ids` it is empty.
+        `block`, `rules` say which work is left out, `policy` (or `threshold` alone) which positions a step unmasks:
+        texts such as `trim:level=changed`, or objects; the policy is the model's own unless it is given. A `recipe`,
+        the file that `stepsaver tune` writes, sets all of these, and the batch size unless it is given.
+        At temperature 0 decoding is greedy. Otherwise tokens are drawn from the `top_k` likeliest of them and, of
+        these, from the likeliest with a probability of `top_p` together. Draws depend on seed, prompt and number within
+        `n`, never on the batch, so equal prompts have equal answers. An answer ends before the first `stop` string.
         """
-        check_arguments(threshold=threshold, batch_size=batch_size, max_new_tokens=max_new_tokens)
-        check_arguments(temperature=temperature, top_p=top_p, seed=seed, chat=chat, ids=ids, stream=stream)
+        n, ids, details = converted_all("n", n=n, ids=ids, details=details).values()
+        asked = self._ask(
+            prompts, n or 1, ids, decode, rules, policy, threshold, recipe, batch_size, max_new_tokens, temperature,
+            top_p, top_k, seed, stop, chat,
+        )  # fmt: skip
+        found: list[Any] = list(self._details(asked) if details else map(asked.answer, self._completions(asked)))
+        answers = found if n is None else [found[start : start + n] for start in range(0, len(found), n)]
+        return answers[0] if asked.is_single else answers
+
+    def stream(
+        self, prompts: Text | Sequence[Text], *, ids: bool = False, **options: Unpack[GenerateOptions]
+    ) -> "Iterator[Piece]":
+        """Yields pieces of the answers as they settle, the prompts of a batch in turn. Takes what `generate` takes.
+
+        A token has settled when no position before it is masked: nothing changes it any more. A piece's text never ends
+        within a character; with `ids` it is empty. Wrong arguments raise at the call itself.
+        """
+        asked = self._ask(prompts, 1, converted("ids", ids), **options)
+        settled = asked.engine.stream(asked.prompts, **asked.settings)
+        return self._pieces(settled, asked)
+
+    def _ask(
+        self,
+        prompts: Text | Sequence[Text],
+        n: int,
+        ids: bool,
+        decode: str | Decoder | None = None,
+        rules: Rules = (),
+        policy: str | Policy | None = None,
+        threshold: float | None = None,
+        recipe: str | os.PathLike[str] | None = None,
+        batch_size: int | None = None,
+        max_new_tokens: int = NEW_TOKENS,
+        temperature: float = Sampling.temperature,
+        top_p: float = Sampling.top_p,
+        top_k: int | None = Sampling.top_k,
+        seed: int = Sampling.seed,
+        stop: str | Sequence[str] = (),
+        chat: bool = True,
+    ) -> "_Asked":
         engine = self._engine(decode, rules, policy, threshold, batch_size, recipe)
-        sampling = Sampling(temperature, top_p, seed)
-        listed = [prompts] if isinstance(prompts, str) else _listed(prompts, "prompts")
+        drawn = converted_all("top_k", temperature=temperature, top_p=top_p, seed=seed, top_k=top_k)
+        sampling, limit, chat = Sampling(**drawn), converted("max_new_tokens", max_new_tokens), converted("chat", chat)
+        if n > 1 and sampling.is_greedy:
+            raise UsageError(f"n {n} needs a temperature: at temperature 0 all answers to a prompt are the same")
+        listed, is_single = listed_prompts(prompts)
         encoded = [self._prompt(each, f"prompt {index}", chat) for index, each in enumerate(listed)]
-        tokenizer = None if ids else self.opened.tokenizer
-        if stream:
-            settled = engine.stream(encoded, max_new_tokens=max_new_tokens, sampling=sampling)
-            return self._pieces(settled, len(encoded), tokenizer)
-        found = self._in_order(engine.generate(encoded, max_new_tokens=max_new_tokens, sampling=sampling))
-        if tokenizer is None:
-            return (each.ids for each in found)
-        return (tokenizer.decode(each.ids) for each in found)
+        strings = stop_strings(stop)
+        stops = StopStrings(self.tokenizer, strings, block_size=self.opened.decoding.block_size) if strings else None
+        return _Asked(
+            engine,
+            [replace(prompt, number=number) for prompt in encoded for number in range(n)],
+            {"max_new_tokens": limit, "sampling": sampling, "finished": stops.are_reached if stops else None},
+            stops,
+            None if ids else self.tokenizer,
+            is_single,
+        )
+
+    def _completions(self, asked: "_Asked", **watching: Any) -> Iterator[Completion]:
+        """Yields completions in the prompts' order; those that finish early wait."""
+        early: dict[int, Completion] = {}
+        following = 0
+        with self.opened.blamed():
+            for completion in asked.engine.generate(asked.prompts, **asked.settings, **watching):
+                early[completion.index] = asked.stops.cut(completion) if asked.stops else completion
+                while following in early:
+                    yield early.pop(following)
+                    following += 1
+
+    def _details(self, asked: "_Asked") -> Iterator[Answer]:
+        from stepsaver.report.trace_data import TraceRecorder
+
+        trace, saved, recorder = Trace(), SavedPositions(asked.engine), TraceRecorder(asked.engine)
+
+        def on_step(event: StepEvent) -> None:
+            saved(event)
+            recorder(event)
+
+        found = list(self._completions(asked, trace=trace, on_step=on_step))
+        for each in found:
+            seconds = [
+                record.seconds
+                for record in trace.records
+                if any(entry.sample == each.index and entry.rows for entry in record.entries)
+            ]
+            yield Answer(
+                asked.text(each) if asked.tokenizer else "",
+                each.ids,
+                each.finish,
+                len(seconds),
+                positions_computed(each.steps, self.opened.config.layers),
+                saved.of(each.index, each.steps),
+                sum(seconds),
+                each.confidences,
+                partial(self._page, asked, each, recorder),
+            )
+
+    def _page(self, asked: "_Asked", completion: Completion, recorder: "TraceRecorder") -> str:
+        from stepsaver.report.html_pages import trace_page
+        from stepsaver.report.trace_data import trace_document
+
+        prompt = [asked.prompts[completion.index].ids]
+        text = asked.tokenizer.token_text if asked.tokenizer else "{} ".format
+        runs = recorder.runs(prompt, [completion])
+        return trace_page(trace_document(self.name, prompt, [asked.engine], [runs], text))
 
     def score(
         self,
-        pairs: Sequence[tuple[Text, Text]],
+        pairs: Sequence[tuple[Text, str | Ids]],
         *,
         decode: str | Decoder | None = None,
         rules: Rules = (),
@@ -175,17 +309,20 @@ class Model:
         batch_size: int | None = None,
         estimator: Estimator = "trajectory",
         score_stop: bool = False,
+        chat: bool = False,
     ) -> list[Score]:
         """Returns the log-likelihood of each continuation after its context, in the order of the pairs.
 
-        A pair is two texts or two lists of token ids; nothing is added to them, not even a chat template. The estimator
+        A pair is two texts or two lists of token ids; nothing is added to them, not even a chat template. With `chat`
+        the context is a user's message, and the continuation its answer; a context may also be a list of messages,
+        which is a conversation with or without `chat`. The estimator
         `trajectory` scores with the loop that generates, its rules and its policy; `reference` and `autoregressive`
         take one forward. `score_stop` appends the stop token to every continuation.
         """
-        check_arguments(threshold=threshold, batch_size=batch_size, estimator=estimator, score_stop=score_stop)
+        estimator, score_stop, chat = converted_all(estimator=estimator, score_stop=score_stop, chat=chat).values()
         engine = self._engine(decode, rules, policy, threshold, batch_size, recipe)
-        listed = _listed(pairs, "pairs")
-        requests = [self._request(index, *_pair(index, each)) for index, each in enumerate(listed)]
+        listed = listed_items(pairs, "pairs")
+        requests = [self._request(index, *_pair(index, each), chat) for index, each in enumerate(listed)]
         with self.opened.blamed():
             found = engine.score(requests, estimator=estimator, score_stop=score_stop)
             return sorted(found, key=lambda each: each.index)
@@ -199,12 +336,13 @@ class Model:
         batch_size: int | None,
         recipe: str | os.PathLike[str] | None,
     ) -> Engine:
+        threshold, batch_size = converted_all(
+            "threshold", "batch_size", threshold=threshold, batch_size=batch_size
+        ).values()
         if recipe is not None:
-            if not isinstance(recipe, str | os.PathLike):
-                raise UsageError(f"recipe {shown(recipe)} is not the path of a file")
             if rules or any(each is not None for each in (decode, policy, threshold)):
                 raise UsageError("a recipe settles decoder, rules, policy and threshold; leave them out")
-            return self._tuned_engine(Path(recipe), batch_size)
+            return self._tuned_engine(recipe_path(recipe), batch_size)
         return Engine(
             self.network,
             decoder=self.opened.decoder(decode, policy=policy, threshold=threshold, rules=rules),
@@ -228,49 +366,61 @@ class Model:
         decoding = replace(self.opened.decoding, sub_block_size=rows, join=recipe.join)
         return Engine(self.network, decoder=recipe.decoder(), batch_size=size, decoding=decoding)
 
-    def _prompt(self, given: Text, where: str, chat: bool) -> Prompt:
+    def _prompt(self, given: Any, where: str, chat: bool) -> Prompt:
+        if is_conversation(given):
+            return Prompt(encode_messages(self.tokenizer, given, where))
         if not isinstance(given, str):
-            return Prompt(_token_ids(given, where))
-        return Prompt(encode_prompt(self.opened.tokenizer, checked_text(given, where), chat=chat))
+            return Prompt(token_ids(given, where))
+        return Prompt(encode_prompt(self.tokenizer, checked_text(given, where), chat=chat))
 
-    def _request(self, index: int, context: Text, continuation: Text) -> ScoreRequest:
+    def _request(self, index: int, context: Any, continuation: Any, chat: bool) -> ScoreRequest:
         where = f"pair {index}"
-        if isinstance(context, str) and isinstance(continuation, str):
-            checked_text(context + continuation, where)
-            return ScoreRequest(*encode_pair(self.opened.tokenizer, context, continuation))
-        if isinstance(context, str) or isinstance(continuation, str):
+        if not isinstance(continuation, str) and not isinstance(context, str) and not is_conversation(context):
+            return ScoreRequest(token_ids(context, where), token_ids(continuation, where))
+        if not isinstance(continuation, str) or not (isinstance(context, str) or is_conversation(context)):
             raise UsageError(f"{where} is a text and a list of token ids; expected two of one kind")
-        return ScoreRequest(_token_ids(context, where), _token_ids(continuation, where))
+        context = context_text(self.tokenizer, context, where, chat=chat)
+        checked_text(context + continuation, where)
+        return ScoreRequest(*encode_pair(self.tokenizer, context, continuation))
 
-    def _in_order(self, found: Iterator[Completion]) -> Iterator[Completion]:
-        """Yields completions in the prompts' order; those that finish early wait."""
-        early: dict[int, Completion] = {}
-        following = 0
-        with self.opened.blamed():
-            for completion in found:
-                early[completion.index] = completion
-                while following in early:
-                    yield early.pop(following)
-                    following += 1
-
-    def _pieces(self, found: Iterator[Settled], prompts: int, tokenizer: TextTokenizer | None) -> Iterator[Piece]:
-        texts = [SettlingText(tokenizer) for _ in range(prompts)] if tokenizer else []
-        counts = [0] * prompts
+    def _pieces(self, found: Iterator[Settled], asked: "_Asked") -> Iterator[Piece]:
+        texts = [SettlingText(asked.tokenizer, asked.stops) for _ in asked.prompts] if asked.tokenizer else []
+        counts = [0] * len(asked.prompts)
         with self.opened.blamed():
             for settled in found:
                 index, is_last = settled.index, settled.finish is not None
                 text = texts[index].settle(settled.ids, is_last=is_last) if texts else ""
-                new = settled.ids[counts[index] :]
-                counts[index] = len(settled.ids)
-                yield Piece(index, text, new, is_last)
+                ids = asked.stops.ids(settled.ids) if asked.stops else settled.ids
+                new = ids[counts[index] :]
+                counts[index] = len(ids)
+                if new or is_last:
+                    yield Piece(index, text, new, is_last)
+
+
+class _Asked(NamedTuple):
+    """What a call asks for, checked."""
+
+    engine: Engine
+    prompts: list[Prompt]
+    settings: dict[str, Any]  # of `Engine.generate` and `Engine.stream`
+    stops: StopStrings | None
+    tokenizer: TextTokenizer | None  # None: answers are token ids
+    is_single: bool  # one prompt, which is answered alone
+
+    def answer(self, completion: Completion) -> str | list[int]:
+        return completion.ids if self.tokenizer is None else self.text(completion)
+
+    def text(self, completion: Completion) -> str:
+        assert self.tokenizer is not None, "answers are token ids"
+        return self.stops.text(completion.ids) if self.stops else self.tokenizer.decode(completion.ids)
 
 
 def load(
-    name: str | os.PathLike[str],
+    name: str | os.PathLike[str] = "embedded",
     *,
     revision: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
+    device: "str | torch.device" = "auto",
+    dtype: "str | torch.dtype" = "auto",
     weights: Weights = WEIGHTS,
     block_size: int | None = None,
     sub_block_size: int | None = None,
@@ -280,53 +430,43 @@ def load(
     block_cache: bool = DecodingSettings.block_cache,
     join: Join = "auto",
 ) -> Model:
-    """Loads a model: a folder, a hub id such as `Efficient-Large-Model/Fast_dLLM_v2_7B`, or `embedded`.
+    """Loads a model: a folder, a hub id such as `Efficient-Large-Model/Fast_dLLM_v2_7B`, or the `embedded` one.
 
     Device and dtype are chosen automatically unless they are given. Sizes and token ids that are None come from the
     checkpoint or its architecture; `block_size` and `mask_id` have to be given if no file of the checkpoint has them.
     """
     if not isinstance(name, str | os.PathLike):
         raise UsageError(f"model {shown(name)} is neither a folder, a hub id nor `embedded`")
-    check_arguments(revision=revision, device=device, dtype=dtype, weights=weights, join=join)
-    check_arguments(block_size=block_size, sub_block_size=sub_block_size, mask_id=mask_id)
-    check_arguments(prefix_cache=prefix_cache, block_cache=block_cache)
-    opened = open_model(
-        os.fspath(name),
+    chosen = converted_all(
+        "revision",
+        "block_size",
+        "sub_block_size",
+        "mask_id",
         revision=revision,
-        device=device,
-        dtype=dtype,
+        device=_plain_name(device),
+        dtype=_plain_name(dtype),
         weights=weights,
         block_size=block_size,
         sub_block_size=sub_block_size,
         mask_id=mask_id,
-        stop_ids=None if stop_ids is None else _token_ids(stop_ids, "stop_ids"),
         prefix_cache=prefix_cache,
         block_cache=block_cache,
         join=join,
     )
-    return Model(opened)
+    stops = None if stop_ids is None else token_ids(stop_ids, "stop_ids")
+    return Model(open_model(os.fspath(name), stop_ids=stops, **chosen))
 
 
-def _listed(given: Any, name: str) -> list[Any]:
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise UsageError(f"{name}: {shown(given)} is not a list")
-    return list(given)
+def recipe_path(given: object) -> Path:
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"recipe {shown(given)} is not the path of a file")
+    return Path(given)
 
 
-def _known_ids(given: Sequence[int], vocabulary: int) -> tuple[int, ...]:
-    ids = _token_ids(given, "ids")
-    outside = next((token for token in ids if not 0 <= token < vocabulary), None)
-    if outside is not None:
-        raise UsageError(f"id {shown(outside)} is outside the vocabulary of {vocabulary}")
-    return ids
-
-
-def _token_ids(given: Sequence[int], where: str) -> tuple[int, ...]:
-    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-    ids = tuple(given) if is_list else ()
-    if not is_list or not all(type(token) is int for token in ids):
-        raise UsageError(f"{where}: {shown(given)} is neither a text nor a list of token ids")
-    return ids
+def _plain_name(value: object) -> object:
+    """A device or dtype of torch as text."""
+    is_of_torch = type(value).__module__ == "torch" and type(value).__name__ in ("device", "dtype")
+    return str(value).removeprefix("torch.") if is_of_torch else value
 
 
 def _pair(index: int, given: tuple[Text, Text]) -> tuple[Text, Text]:

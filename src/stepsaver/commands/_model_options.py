@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepsaver.engine.arguments import option
 from stepsaver.engine.defaults import BATCH_SIZE, DECODE, JOINS, THRESHOLD, WEIGHTS
 from stepsaver.engine.errors import UsageError
 
@@ -22,7 +23,12 @@ DECODE_HELP = f"{DECODE}, speculative, `speculative:field=value,...` or autoregr
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="M", help="a checkpoint folder, a hub id, or `embedded`")
+    parser.add_argument(
+        "--model",
+        default="embedded",
+        metavar="M",
+        help="a checkpoint folder, a hub id, or `embedded`, the small model of the package (default: %(default)s)",
+    )
     parser.add_argument(
         "--dtype", default="auto", help="auto, float32, float64, bfloat16 or float16 (default: %(default)s)"
     )
@@ -34,7 +40,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: %(default)s)")
     parser.add_argument(
         "--batch-size",
-        type=int,
+        type=option("batch_size"),
         metavar="N",
         help=f"samples decoded together (default: the recipe's, else {BATCH_SIZE})",
     )
@@ -42,15 +48,22 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_argument(decoding)
     decoding.add_argument("--decode", metavar="D", help=DECODE_HELP)
     decoding.add_argument(
-        "--threshold", type=float, metavar="X", help=f"reveal rows surer than this (default: {THRESHOLD})"
+        "--threshold", type=option("threshold"), metavar="X", help=f"unmask positions surer than this, as {THRESHOLD}"
     )
-    decoding.add_argument("--policy", metavar="P", help="another decode policy, `name:field=value,...`")
+    decoding.add_argument("--policy", metavar="P", help="another policy than the model's, `name:field=value,...`")
     decoding.add_argument(
         "--rule", action="append", default=[], metavar="R", help="a reuse rule, `name:field=value,...`; may be repeated"
     )
     add_checkpoint_arguments(decoding)
-    decoding.add_argument("--sub-block-size", type=int, metavar="N", help="rows of a sub-block (default: the model's)")
-    decoding.add_argument("--stop-id", type=int, action="append", metavar="N", help="a stop token; may be repeated")
+    decoding.add_argument(
+        "--sub-block-size",
+        type=option("sub_block_size"),
+        metavar="N",
+        help="positions of a sub-block, if not the model's",
+    )
+    decoding.add_argument(
+        "--stop-id", type=option("stop_id"), action="append", metavar="N", help="another stop token; may be repeated"
+    )
     decoding.add_argument("--prefix-cache", action=argparse.BooleanOptionalAction, default=True)
     decoding.add_argument("--block-cache", action=argparse.BooleanOptionalAction, default=True)
     decoding.add_argument(
@@ -114,8 +127,10 @@ def say_differences(recipe: "Recipe | None", model: str, *, dtype: str, device: 
 
 def add_checkpoint_arguments(group: argparse._ArgumentGroup) -> None:
     """Adds flags for what some checkpoints leave out of their files, and nobody can guess."""
-    group.add_argument("--block-size", type=int, metavar="N", help="rows of a block (default: the model's)")
-    group.add_argument("--mask-id", type=int, metavar="N", help="the mask token (default: the model's)")
+    group.add_argument(
+        "--block-size", type=option("block_size"), metavar="N", help="positions of a block, if not the model's"
+    )
+    group.add_argument("--mask-id", type=option("mask_id"), metavar="N", help="the mask token (default: the model's)")
 
 
 def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
@@ -123,8 +138,6 @@ def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
     from stepsaver.evaluation.open_model import open_model
 
     recipe = take_recipe(options)
-    if options.batch_size < 1:
-        raise UsageError(f"batch size {options.batch_size} is not positive")
     say_differences(recipe, options.model, dtype=options.dtype, device=options.device, batch_size=options.batch_size)
     return open_model(
         options.model,

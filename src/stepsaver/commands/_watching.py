@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stepsaver.evaluation.open_model import OpenModel
     from stepsaver.report.watch import Watch
 
+STEP_SECONDS = 0.3  # for which --watch shows a step
 MOST_SECONDS = 3600  # for which a step is shown
 OnStep = Callable[["StepEvent"], None]
 TokenText = Callable[[int], str]
@@ -45,9 +46,9 @@ def add_watching_arguments(parser: argparse.ArgumentParser) -> None:
         "--watch",
         nargs="?",
         type=float,
-        const=0.0,
+        const=STEP_SECONDS,
         metavar="SECONDS",
-        help="show the decode live in the terminal, each step for at least so long (default: 0);"
+        help=f"show the decode live in the terminal, each step for at least so long (default: {STEP_SECONDS});"
         " of samples decoded together, one at a time",
     )
 

@@ -64,7 +64,7 @@ def _registered(kind: str) -> Iterator[tuple[str, Entry]]:
             rule_class(made)
         fields = () if name == DECODE else dataclasses.fields(made)  # its policy and rules are options of their own
         about = inspect.getdoc(made) or ""
-        purpose = getattr(made, "purpose", None) or about.partition("\n\n")[0].replace("\n", " ")
+        purpose = registry.purpose_of(made)
         defaults = {each.name: None if each.default is dataclasses.MISSING else each.default for each in fields}
         facts = {"fields": defaults, "about": about, "for": purpose}
         head = f"{name}({', '.join(map(_field_text, fields))})" if fields else name

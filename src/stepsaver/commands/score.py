@@ -29,8 +29,13 @@ HELP = "log-likelihoods of continuations"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
-        "--requests", type=Path, required=True, metavar="FILE", help='JSONL: {"context": "...", "continuation": "..."}'
+        "--requests",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='JSONL: {"context": "...", "continuation": "..."}; a context may be a list of messages',
     )
+    parser.add_argument("--chat", action="store_true", help="a context is a user's message, by the chat template")
     parser.add_argument(
         "--ids", action="store_true", help='lines are {"context_ids": [...], "continuation_ids": [...]}'
     )
@@ -71,14 +76,17 @@ def run(options: argparse.Namespace) -> int:
 def _read_requests(options: argparse.Namespace, opened: "OpenModel") -> "Iterator[ScoreRequest]":
     from stepsaver.engine.decoding_settings import Prompt, check_prompt
     from stepsaver.engine.score import ScoreRequest
-    from stepsaver.evaluation.encoding import encode_pair
+    from stepsaver.evaluation.encoding import context_text, encode_pair
 
     for number, entry in read_json_lines(options.requests):
         where = f"{options.requests} line {number}"
         if options.ids:
             request = ScoreRequest(id_list(entry, "context_ids", where), id_list(entry, "continuation_ids", where))
         else:
-            context, continuation = text_of(entry, "context", where), text_of(entry, "continuation", where)
+            context, continuation = entry.get("context"), text_of(entry, "continuation", where)
+            if not isinstance(context, list):
+                context = text_of(entry, "context", where)
+            context = context_text(opened.tokenizer, context, where, chat=options.chat)
             request = ScoreRequest(*encode_pair(opened.tokenizer, context, continuation))
         longest = len(request.continuation_ids) + 1
         check_prompt(Prompt(request.context_ids), opened.config, opened.decoding, longest, where)

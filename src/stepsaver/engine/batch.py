@@ -70,6 +70,7 @@ class StepEvent(NamedTuple):
     proposed: NDArray[np.int64]
     confidence: NDArray[np.float64]
     revealed: Rows
+    unruled: StepPlan  # what the step would run if there were no rules
 
 
 class Outcome(NamedTuple):

@@ -92,6 +92,7 @@ class Prompt:
     ids: tuple[int, ...]
     identity: str | None = None
     max_new_tokens: int | None = None
+    number: int = 0  # among several samples of the same prompt, which differ in their random numbers
 
 
 def check_prompt(

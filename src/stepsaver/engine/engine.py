@@ -40,6 +40,7 @@ class Completion:
     ids: list[int]
     finish: Finish
     steps: list[SampleStep]
+    confidences: list[float]  # how sure the model was of each token
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,11 @@ class Engine:
         max_new_tokens: int,
         sampling: Sampling | None = None,
         trace: Trace | None = None,
+        finished: Callable[[list[int]], bool] | None = None,
     ) -> Iterator[Settled]:
         """Yields a sample each time more of its tokens have settled, and when it is finished."""
         requests = self._requests(prompts, max_new_tokens, sampling)
-        return self._settle(requests, sampling or Sampling(), trace if trace is not None else Trace())
+        return self._settle(requests, sampling or Sampling(), trace if trace is not None else Trace(), finished)
 
     def score(
         self,
@@ -146,10 +148,16 @@ class Engine:
             self.decoder.check_sampling(sampling)
         return [self._request(index, prompt, max_new_tokens) for index, prompt in enumerate(prompts)]
 
-    def _settle(self, requests: list[Request], sampling: Sampling, trace: Trace) -> Iterator[Settled]:
+    def _settle(
+        self,
+        requests: list[Request],
+        sampling: Sampling,
+        trace: Trace,
+        finished: Callable[[list[int]], bool] | None,
+    ) -> Iterator[Settled]:
         if not requests:
             return
-        batch = self._batch(requests, trace, sampling=sampling)
+        batch = self._batch(requests, trace, sampling=sampling, finished=finished)
         counts = [0] * len(requests)
         for samples in ticks(batch, requests, trace):
             for sample in samples:
@@ -220,7 +228,9 @@ class Engine:
         batch = self._batch(requests, trace, sampling=sampling, on_step=on_step, finished=finished)
         for sample in decode(batch, requests, trace):
             assert sample.ending is not None
-            yield Completion(sample.index, sample.generated, sample.ending.finish, sample.steps)
+            ids, first = sample.generated, len(sample.request.prompt)
+            sure = [sample.confidences[position] for position in range(first, first + len(ids))]
+            yield Completion(sample.index, ids, sample.ending.finish, sample.steps, sure)
 
     def _batch(
         self,
@@ -271,4 +281,4 @@ class Engine:
         given = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         limit = max_new_tokens if given.max_new_tokens is None else given.max_new_tokens
         ids = check_prompt(given, self.model.config, self.decoding, limit, f"prompt {index}")
-        return Request(ids, limit, request_key(ids, given.identity))
+        return Request(ids, limit, request_key(ids, given.identity, given.number))

@@ -9,10 +9,18 @@ LONGEST_VALUE = 80  # characters of a value that a message quotes
 class UsageError(ValueError):
     """Wrong input: one line that names the value and what is allowed. The command line prints it and exits with 2."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))  # what it quotes, a library's words or a file's, may have lines
+
 
 def shown(value: object) -> str:
     """A value as a message quotes it: on one line, without control characters, and not too long."""
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a number of too many digits"
+    if isinstance(value, int) and abs(value) >= 10**20:
+        return "a number of too many digits"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of somebody else's class
+        text = f"an object of the class {type(value).__name__}"
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 

@@ -5,6 +5,7 @@ declare theirs as entry points (`plugins.py`).
 """
 
 import dataclasses
+import inspect
 import re
 import types
 import typing
@@ -112,6 +113,12 @@ def parse(text: str, package_name: str, kind: str) -> Any:
     if missing:
         raise UsageError(f"{kind} {name} needs {', '.join(missing)}")
     return made(**values)
+
+
+def purpose_of(made: type) -> str:
+    """What a class is for, in a line: its `purpose`, or the first paragraph of its docstring."""
+    first = (inspect.getdoc(made) or "").partition("\n\n")[0]
+    return str(getattr(made, "purpose", None) or first.replace("\n", " "))
 
 
 def describe(instance: Any) -> str:

@@ -26,12 +26,15 @@ class Sampling:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    top_k: int | None = None  # draw from so many of the likeliest tokens, then from their nucleus; None: from all
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
             raise UsageError(f"temperature {self.temperature} is not a number from 0 on")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top-p {self.top_p} is outside (0, 1]")
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top-k {self.top_k} is not positive")
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise UsageError(f"seed {shown(self.seed)} is no number of 64 bits")
 
@@ -115,8 +118,14 @@ def _draw(logits_NV: Tensor, mask_id: int, sampling: Sampling, uniforms: Sequenc
 
     The nucleus is taken over all tokens including the mask, and normalised with it. The draw leaves the mask out, so a
     row whose nucleus is mostly mask has a low confidence. If the nucleus is only the mask, draws from all other tokens.
+    With `top_k`, all tokens are the likeliest so many, and the mask.
     """
     probabilities, order = (logits_NV.double() / sampling.temperature).softmax(-1).sort(-1, descending=True)
+    if sampling.top_k is not None:
+        is_mask = order == mask_id
+        kept = is_mask | ((~is_mask).cumsum(-1) <= sampling.top_k)
+        probabilities = torch.where(kept, probabilities, 0.0)
+        probabilities /= probabilities.sum(-1, keepdim=True)
     nucleus = torch.where(probabilities.cumsum(-1) - probabilities < sampling.top_p, probabilities, 0.0)
     nucleus = nucleus / nucleus.sum(-1, keepdim=True)
     allowed = torch.where(order == mask_id, 0.0, nucleus)

@@ -48,9 +48,12 @@ class Request:
         return len(self.prompt) + self.max_new_tokens
 
 
-def request_key(prompt: tuple[int, ...], identity: str | None) -> bytes:
-    """What a sample's random numbers depend on: its identity if it has one, else its prompt. Never its batch."""
+def request_key(prompt: tuple[int, ...], identity: str | None, number: int = 0) -> bytes:
+    """What a sample's random numbers depend on: its identity if it has one, else its prompt, and its number among the
+    samples of the same prompt. Never its batch.
+    """
     text = f"id:{identity}" if identity is not None else "prompt:" + ",".join(map(str, prompt))
+    text += f" number:{number}" if number else ""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
@@ -267,6 +270,7 @@ class Sample:
     ending: Ending | None = None
     steps: list[SampleStep] = field(default_factory=list)  # what was executed for the sample, in order
     stamps: NDArray[np.int64] | None = None  # per position, the token its keys were computed with; only if checked
+    confidences: dict[int, float] = field(default_factory=dict)  # by position: how sure the model was of its token
 
     @property
     def is_finished(self) -> bool:

@@ -1,9 +1,12 @@
 """Turns a request's text into ids that fit the model."""
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.evaluation.tokenizer import TextTokenizer
+
+ROLES = ("system", "user", "assistant")
 
 
 class EncodedPair(NamedTuple):
@@ -32,6 +35,34 @@ def encode_prompt(tokenizer: TextTokenizer, text: str, *, chat: bool) -> tuple[i
     if chat and tokenizer.has_chat_template:
         text = tokenizer.chat_prompt([{"role": "user", "content": text}])
     return tuple(tokenizer.encode(text))
+
+
+def encode_messages(tokenizer: TextTokenizer, messages: Sequence[Any], where: str) -> tuple[int, ...]:
+    """The ids of a conversation, up to where its answer begins or goes on."""
+    return tuple(tokenizer.encode(conversation(tokenizer, messages, where)))
+
+
+def conversation(tokenizer: TextTokenizer, messages: Sequence[Any], where: str) -> str:
+    """The text of a conversation. If its last message is the assistant's, that is left open."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise UsageError(f"{where}: {shown(messages)} is not a list of messages")
+    for message in messages:
+        is_whole = isinstance(message, Mapping) and {"role", "content"} <= message.keys()
+        if not is_whole or message["role"] not in ROLES or not isinstance(message["content"], str):
+            raise UsageError(
+                f"{where}: {shown(message)} is not a message: expected a role, one of {', '.join(ROLES)}, and a content"
+            )
+        checked_text(message["content"], where)
+    return tokenizer.chat_prompt(messages, opens_answer=messages[-1]["role"] != "assistant")
+
+
+def context_text(tokenizer: TextTokenizer, context: str | Sequence[Any], where: str, *, chat: bool) -> str:
+    """The text of a context that is scored: a conversation, with `chat` a user's message, or the text itself."""
+    if isinstance(context, str) and not chat:
+        return context
+    return conversation(
+        tokenizer, [{"role": "user", "content": context}] if isinstance(context, str) else context, where
+    )
 
 
 def encode_pair(tokenizer: TextTokenizer, context: str, continuation: str) -> EncodedPair:

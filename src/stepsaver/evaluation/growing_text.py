@@ -1,7 +1,9 @@
 """Text that grows with its tokens: where it ends, and what of it is settled. A token may end within a character."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from stepsaver.engine.engine import Completion
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for an incomplete character
@@ -39,18 +41,41 @@ class StopStrings:
         ends = [end for string in self._strings if (end := text.find(string)) >= 0]
         return text[: min(ends)] if ends else text
 
+    def ids(self, ids: list[int]) -> list[int]:
+        """The ids up to the one that completes the first stop string."""
+        if not self._tokens.isdisjoint(ids) or self.text(ids) != self._tokenizer.decode(ids):
+            return ids[: next((count for count in range(1, len(ids)) if self.are_reached(ids[:count])), len(ids))]
+        return ids
+
+    def cut(self, completion: Completion) -> Completion:
+        """The completion up to the token that completes the first stop string; `text` leaves that string out."""
+        ids = self.ids(completion.ids)
+        finish = completion.finish if len(ids) == len(completion.ids) else "stop"
+        return replace(completion, ids=ids, finish=finish, confidences=completion.confidences[: len(ids)])
+
+    def surely_before(self, text: str) -> str:
+        """The text without an end that may become a stop string."""
+        counts = range(len(text)) if any(text[-1:] in string for string in self._strings) else ()
+        begun = (count for count in counts if any(string.startswith(text[count:]) for string in self._strings))
+        return text[: next(begun, len(text))]
+
 
 class SettlingText:
-    """Text whose tokens arrive bit by bit. What was shown is never taken back: an incomplete character waits."""
+    """Text whose tokens arrive bit by bit. What was shown is never taken back: an incomplete character waits, and so
+    does what may become a stop string.
+    """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, stops: StopStrings | None = None) -> None:
         self._tokenizer = tokenizer
+        self._stops = stops
         self._shown = ""
 
     def settle(self, ids: Sequence[int], *, is_last: bool) -> str:
         """The text of all tokens so far, without what was returned before."""
-        text = self._tokenizer.decode(ids)
+        text = self._stops.text(ids) if self._stops else self._tokenizer.decode(ids)
         settled = text if is_last else text.rstrip(BROKEN)
+        if self._stops and not is_last:
+            settled = self._stops.surely_before(settled)
         if not settled.startswith(self._shown):  # the decoder rewrote earlier text: wait until it agrees again
             return settled[len(self._shown) :] if is_last else ""
         added = settled[len(self._shown) :]

@@ -86,7 +86,7 @@ def _by_transformers(folder: Path) -> Tokenizer:
     """Converts other kinds of files with transformers, if it is installed."""
     names = ("tokenizer.model", VOCABULARY, "vocab.txt")
     if not any((folder / name).exists() for name in names):
-        raise UsageError("it has no tokenizer.json")
+        raise UsageError("it has no tokenizer.json; without one, prompts are token ids (--ids, in Python ids=True)")
     try:
         import transformers
     except ImportError:

@@ -47,7 +47,7 @@ class Watch:
         self._text = text
         self._seconds = seconds
         self._followed: Sample | None = None
-        self._live = Live(console=console or Console(stderr=True), auto_refresh=False, transient=True)
+        self._live = Live(console=console or Console(stderr=True), auto_refresh=False)
 
     def __enter__(self) -> Self:
         self._live.start()

@@ -72,6 +72,7 @@ class Decoder(ABC):
     def open(self, batch: BatchContext, sample: Sample, proposed: Proposals) -> None:
         """Starts the block after the context, with the token that was predicted for it, if one was."""
         start = len(sample.context)
+        sample.confidences.update(enumerate(proposed.confidence.tolist(), start))
         self.begin_block(batch, sample, tuple(sample.request.writer.write(start, *each) for each in proposed.each()))
 
     def begin_block(self, batch: BatchContext, sample: Sample, given: tuple[int, ...]) -> None:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stepsaver.engine.base_plan import opening_readers
+from stepsaver.engine.base_plan import base_plan, opening_readers
 from stepsaver.engine.batch import BatchContext, Outcome, StepEvent, Turn, view_of
 from stepsaver.engine.checks import assert_current
 from stepsaver.engine.decoders.decoder import Decoder, fresh_block
@@ -113,12 +113,14 @@ class Denoise(Decoder):
         chosen = self._choose(Candidates(rows, confidences), view)
         write = sample.request.writer.write
         block.reveal(chosen, np.array([write(block.start + row, *block.noted(row)) for row in row_list(chosen)]))
+        sample.confidences.update((block.start + row, float(block.confidence[row])) for row in row_list(chosen))
         block.count_step(is_last_of_sub_block=chosen == view.candidates)
         self.end_if_over(batch, sample, new=chosen.bit_count())
         event = None
         if before is not None:
             made = (block.proposed, block.confidence, chosen)
-            event = StepEvent(sample, turn.plan, block.start, view.sub_block, *before, *made)
+            unruled = base_plan(view)
+            event = StepEvent(sample, turn.plan, block.start, view.sub_block, *before, *made, unruled)
         return Outcome(chosen.bit_count(), event)
 
     def _choose(self, candidates: Candidates, view: StepView) -> Rows:

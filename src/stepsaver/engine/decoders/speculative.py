@@ -196,6 +196,7 @@ class Speculative(Decoder):
         new = written.tokens[: agreed + 1]  # up to `agreed`, the same as the draft's
         draft.tokens = _up_to_stop(drafted[0].tokens, batch.decoding.stop_ids) if drafted and is_whole else ()
         event = _event(batch, turn, written, rows_between(1, 1 + len(new)))
+        turn.sample.confidences.update(enumerate(written.confidence[: len(new)].tolist(), turn.step.start + 1))
         self._write(batch, turn.sample, new, written.confidence)
         outcomes = [Outcome(len(new), event)]
         if ahead:
@@ -259,7 +260,17 @@ def _event(batch: BatchContext, turn: Turn, proposed: Proposals, revealed: Rows)
     confidence[1 : 1 + len(proposed.tokens)] = proposed.confidence
     rows = rows_between(1, len(tokens))
     return StepEvent(
-        turn.sample, turn.plan, turn.step.start, rows, NO_ROWS, tokens, rows, predicted, confidence, revealed
+        turn.sample,
+        turn.plan,
+        turn.step.start,
+        rows,
+        NO_ROWS,
+        tokens,
+        rows,
+        predicted,
+        confidence,
+        revealed,
+        turn.plan,
     )
 
 
