@@ -14,6 +14,13 @@ def open_page(browser: Any, path: Path, *, width: int = 1280, scheme: str = "lig
     assert browser.get_log("browser") == []
 
 
+def show(browser: Any, path: Path, **how: Any) -> None:
+    """Opens a report and waits until all its figures are drawn and its samples unpacked."""
+    open_page(browser, path, **how)
+    browser.execute_async_script("window.shown.then(() => arguments[0]())")
+    assert browser.get_log("browser") == []
+
+
 def set_scheme(browser: Any, scheme: str) -> None:
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})

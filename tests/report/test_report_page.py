@@ -16,7 +16,7 @@ from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.cells import ReportCell
 from stepsaver.report.experiment_page import experiment_page
 from stepsaver.report.tables import complete_table, result_table, result_text
-from tests.report.browsing import background_shades, count, open_page, set_scheme, text, texts
+from tests.report.browsing import background_shades, count, open_page, set_scheme, show, text, texts
 from tests.report.reports import made_up_experiment, made_up_task
 
 HOSTILE = [
@@ -71,13 +71,6 @@ def test_committed_artifacts_show_controls_and_rates_over_chunks() -> None:
         assert {outcomes[each] for each in twins} == ({"control"} if name == "00_baseline" else set())
         for row in result_table(task)["rows"]:
             assert re.fullmatch(r"\[[\d,]+, [\d,]+\]", row[6]["small"]), row
-
-
-def show(browser: Any, path: Path, **how: Any) -> None:
-    """Opens a report and waits until all its figures are drawn and its samples unpacked."""
-    open_page(browser, path, **how)
-    browser.execute_async_script("window.shown.then(() => arguments[0]())")
-    assert browser.get_log("browser") == []
 
 
 def names(browser: Any) -> list[str]:
