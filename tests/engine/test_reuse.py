@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stepsaver.engine import registry
-from stepsaver.engine.batch import BatchContext, StepEvent, Turn, execute, view_of
+from stepsaver.engine.batch import BatchContext, ScheduledStep, StepEvent, execute, view_of
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Completion, Engine, Prompt
@@ -290,7 +290,7 @@ def test_delta_reproduces_the_logits_if_nothing_changed(tiny_model: Transformer,
     for _ in range(2):
         view = view_of(batch, block)
         step = Step(0, 0, block.tokens, 8, plan_step(view, (rule,)))
-        outcomes.append((step.plan, execute(batch, [Turn(sample, block, step, view)]).proposals[0]))
+        outcomes.append((step.plan, execute(batch, [ScheduledStep(sample, block, step, view)]).proposals[0]))
         block.record_run(step.plan)
         block.steps += 1
     (first, computed), (second, reused) = outcomes

@@ -126,16 +126,16 @@ class BatchContext:
         return min(max(free, 0.0) * rows / max(two - one, 1e-9 * one), 1024.0) / self.slots + STEP_ROWS
 
 
-class Turn(NamedTuple):
-    """A sample's share of a forward: a step, its block, and what the rules saw before it.
+class ScheduledStep(NamedTuple):
+    """A step of a sample that is to run in the next forward, its block, and what the rules saw before it.
 
-    A sample may have several turns in one forward: every row's keys and values are written before any row attends.
+    A sample may have several steps in one forward: every row's keys and values are written before any row attends.
     """
 
     sample: Sample
     block: BlockState
     step: Step
-    view: StepView | None = None  # None: rules do not act on this turn
+    view: StepView | None = None  # None: rules do not act on this step
     targets: tuple[int, ...] | None = None  # tokens to score for each row that is read; None: the sample's own targets
 
     @property
@@ -143,46 +143,49 @@ class Turn(NamedTuple):
         return self.step.plan
 
 
-class Share(NamedTuple):
-    """Turns of a forward that belong together, and the function that acts on their proposals."""
-
-    turns: list[Turn]
-    take: Callable[[list[Turn], list[Proposals]], list[Outcome]]  # gets the turns as they ran; one outcome each
+Turn = ScheduledStep
 
 
-def step_share(batch: BatchContext, sample: Sample) -> Share:
-    """The share of a sample's next step."""
-    return Share(batch.decoder.turns(batch, sample), partial(batch.decoder.take, batch))
+class StepGroup(NamedTuple):
+    """Steps of a forward that belong together, and the function that acts on what was proposed for them."""
+
+    steps: list[ScheduledStep]
+    act: Callable[[list[ScheduledStep], list[Proposals]], list[Outcome]]  # gets the steps as they ran; one outcome each
+
+
+def next_steps(batch: BatchContext, sample: Sample) -> StepGroup:
+    """What the sample's decoder does next."""
+    return StepGroup(batch.decoder.turns(batch, sample), partial(batch.decoder.take, batch))
 
 
 class Execution(NamedTuple):
-    """The result of a forward: the turns with their plans as they ran, and proposals for what their reads predict."""
+    """The result of a forward: the steps with their plans as they ran, and proposals for what their reads predict."""
 
-    turns: list[Turn]
+    steps: list[ScheduledStep]
     proposals: list[Proposals]
     layers: LayersRun
     seconds: float
 
 
-def execute(batch: BatchContext, turns: list[Turn]) -> Execution:
+def execute(batch: BatchContext, scheduled: list[ScheduledStep]) -> Execution:
     """Runs all plans that are not empty in one forward."""
     started = perf_counter()
-    running = [index for index, turn in enumerate(turns) if not turn.plan.is_empty]
+    running = [index for index, each in enumerate(scheduled) if not each.plan.is_empty]
     if not running:
-        return Execution(turns, [_NOTHING] * len(turns), LayersRun(), 0.0)
+        return Execution(scheduled, [_NOTHING] * len(scheduled), LayersRun(), 0.0)
     if not batch.decoding.prefix_cache:
-        _recompute_contexts(batch, turns)
+        _recompute_contexts(batch, scheduled)
     memory = batch.memory
-    if turns[running[0]].plan.kind == "prefill":
+    if scheduled[running[0]].plan.kind == "prefill":
         memory = memory._replace(deltas=None)
-    blocks = [turns[index].block for index in running]
+    blocks = [scheduled[index].block for index in running]
     output = run_step(
-        batch.model, memory, [turns[index].step for index in running], partial(_plan_again, batch, blocks)
+        batch.model, memory, [scheduled[index].step for index in running], partial(_plan_again, batch, blocks)
     )
     _check_executed(output.executed, [step.plan for step in output.steps])
-    final = list(turns)
+    final = list(scheduled)
     for index, step in zip(running, output.steps, strict=True):
-        final[index] = turns[index]._replace(step=step)
+        final[index] = scheduled[index]._replace(step=step)
     proposals, drift = _propose(batch, final, output)
     if output.drift is not None:
         _note_drift(blocks, output.steps, drift)
@@ -191,21 +194,23 @@ def execute(batch: BatchContext, turns: list[Turn]) -> Execution:
     return Execution(final, proposals, layers, perf_counter() - started)
 
 
-def _propose(batch: BatchContext, turns: list[Turn], output: StepOutput) -> tuple[list[Proposals], NDArray[np.float64]]:
-    """Each turn's proposals, and the drift of all rows if it was measured: the forward's one transfer to the host."""
-    reads = [turn.plan.reads.bit_count() for turn in turns]
-    uniforms = [] if batch.sampling.is_greedy else _uniforms(batch, turns)
+def _propose(
+    batch: BatchContext, scheduled: list[ScheduledStep], output: StepOutput
+) -> tuple[list[Proposals], NDArray[np.float64]]:
+    """Each step's proposals, and the drift of all rows if it was measured: the forward's one transfer to the host."""
+    reads = [each.plan.reads.bit_count() for each in scheduled]
+    uniforms = [] if batch.sampling.is_greedy else _uniforms(batch, scheduled)
     try:
         proposals = propose(
             output.logits,
             mask_id=batch.decoding.mask_id,
             sampling=batch.sampling,
             uniforms=uniforms,
-            targets=_targets(turns),
+            targets=_targets(scheduled),
             beside=output.drift,
         )
     except NonFiniteLogits as error:
-        raise _named(error, turns, reads) from None
+        raise _named(error, scheduled, reads) from None
     ends = np.cumsum(reads)
     split = [
         Proposals(
@@ -218,20 +223,20 @@ def _propose(batch: BatchContext, turns: list[Turn], output: StepOutput) -> tupl
     return split, proposals.beside
 
 
-def _targets(turns: list[Turn]) -> list[tuple[int, ...]]:
+def _targets(scheduled: list[ScheduledStep]) -> list[tuple[int, ...]]:
     """The tokens to score for each row that is read; an empty list if there are none."""
-    if not any(turn.sample.request.writer.has_targets for turn in turns):
+    if not any(each.sample.request.writer.has_targets for each in scheduled):
         return []
     targets = [
-        turn.sample.request.writer.targets(position) if turn.targets is None else turn.targets
-        for turn, position in _predicted_positions(turns)
+        each.sample.request.writer.targets(position) if each.targets is None else each.targets
+        for each, position in _predicted_positions(scheduled)
     ]
     return targets if any(targets) else []
 
 
-def _predicted_positions(turns: list[Turn]) -> Iterator[tuple[Turn, int]]:
+def _predicted_positions(scheduled: list[ScheduledStep]) -> Iterator[tuple[ScheduledStep, int]]:
     """For each row that is read, the position whose token it predicts."""
-    return ((turn, turn.step.start + row) for turn in turns for row in row_list(turn.plan.predicted))
+    return ((each, each.step.start + row) for each in scheduled for row in row_list(each.plan.predicted))
 
 
 def _plan_again(batch: BatchContext, blocks: list[BlockState], steps: Sequence[Step], drift_N: Tensor) -> list[Step]:
@@ -272,15 +277,15 @@ def view_of(batch: BatchContext, block: BlockState) -> StepView:
 _NOTHING = Proposals(np.empty(0, dtype=np.int64), np.empty(0), [])
 
 
-def _recompute_contexts(batch: BatchContext, turns: list[Turn]) -> None:
+def _recompute_contexts(batch: BatchContext, scheduled: list[ScheduledStep]) -> None:
     """Without a prefix cache every forward runs the context again."""
-    for turn in turns:
-        context = turn.sample.context
-        if turn.plan.is_empty or turn.plan.kind == "prefill" or not context:
+    for each in scheduled:
+        context = each.sample.context
+        if each.plan.is_empty or each.plan.kind == "prefill" or not context:
             continue
         plan = prefill_plan(len(context), reads_last=False, layers=batch.model.config.layers)
         block_size = batch.decoder.context_block_size(batch.decoding)
-        step = Step(turn.sample.slot, 0, np.array(context), block_size, plan)
+        step = Step(each.sample.slot, 0, np.array(context), block_size, plan)
         run_step(batch.model, batch.memory._replace(deltas=None), [step])
 
 
@@ -296,18 +301,18 @@ def _check_executed(executed: Executed, plans: list[StepPlan]) -> None:
     assert counted == planned, f"row-layers executed {counted} differ from the plan's {planned}"
 
 
-def _uniforms(batch: BatchContext, turns: list[Turn]) -> list[float]:
+def _uniforms(batch: BatchContext, scheduled: list[ScheduledStep]) -> list[float]:
     """One random number per row that is read, to draw the token it predicts."""
     return [
-        uniform(batch.sampling.seed, turn.sample.request.key, position, turn.block.steps)
-        for turn, position in _predicted_positions(turns)
+        uniform(batch.sampling.seed, each.sample.request.key, position, each.block.steps)
+        for each, position in _predicted_positions(scheduled)
     ]
 
 
-def _named(error: NonFiniteLogits, turns: list[Turn], reads: list[int]) -> NonFiniteLogits:
-    turn = turns[int(np.searchsorted(np.cumsum(reads), error.row, side="right"))]
+def _named(error: NonFiniteLogits, scheduled: list[ScheduledStep], reads: list[int]) -> NonFiniteLogits:
+    each = scheduled[int(np.searchsorted(np.cumsum(reads), error.row, side="right"))]
     return NonFiniteLogits(
         error.row,
-        f"logits are not finite: sample {turn.sample.index}, block at position {turn.step.start}, "
-        f"step {turn.block.steps} ({turn.plan.kind})",
+        f"logits are not finite: sample {each.sample.index}, block at position {each.step.start}, "
+        f"step {each.block.steps} ({each.plan.kind})",
     )

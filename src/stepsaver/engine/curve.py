@@ -181,8 +181,8 @@ class Scratch:
             block = new_block(context, opening, decoding=batch.decoding, layers=None)
             samples.append(Sample(slot, request, slot, context=list(request.prompt), block=block))
         started = perf_counter()
-        turns = [turn for sample in samples for turn in batch.decoder.turns(batch, sample)]
-        execution = execute(batch, turns)
-        for turn, proposals in zip(execution.turns, execution.proposals, strict=True):
-            batch.decoder.take(batch, [turn], [proposals])
+        scheduled = [step for sample in samples for step in batch.decoder.turns(batch, sample)]
+        execution = execute(batch, scheduled)
+        for step, proposals in zip(execution.steps, execution.proposals, strict=True):
+            batch.decoder.take(batch, [step], [proposals])
         return perf_counter() - started

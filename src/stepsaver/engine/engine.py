@@ -13,7 +13,7 @@ from stepsaver.engine.decoding_settings import DecodingSettings, Prompt, check_p
 from stepsaver.engine.defaults import BATCH_SIZE, ESTIMATORS, Estimator
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.forward import Memory, Observe
-from stepsaver.engine.generate import decode, ticks
+from stepsaver.engine.generate import decode, iterations
 from stepsaver.engine.machine import require_own_threads
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.sampling import Sampling
@@ -159,7 +159,7 @@ class Engine:
             return
         batch = self._batch(requests, trace, sampling=sampling, finished=finished)
         counts = [0] * len(requests)
-        for samples in ticks(batch, requests, trace):
+        for samples in iterations(batch, requests, trace):
             for sample in samples:
                 ids = sample.generated
                 if len(ids) > counts[sample.index] or sample.ending is not None:

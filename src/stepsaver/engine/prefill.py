@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stepsaver.engine.base_plan import prefill_plan
-from stepsaver.engine.batch import BatchContext, Outcome, Share, Turn, step_share
+from stepsaver.engine.batch import BatchContext, Outcome, ScheduledStep, StepGroup, next_steps
 from stepsaver.engine.packing import Step
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import Sample
@@ -23,10 +23,10 @@ class Contexts:
     todo: deque[tuple[Sample, int]]  # each with the position where its context goes on
     next_slots: set[int] = field(default_factory=set)  # slots of the samples that wait for the next forward's contexts
 
-    def next_forward(self) -> list[Share]:
+    def next_forward(self) -> list[StepGroup]:
         """As many contexts as fit in a forward, and the first steps of their samples where prefills are joined."""
-        contexts: list[Share] = []
-        steps: list[Share] = []
+        contexts: list[StepGroup] = []
+        steps: list[StepGroup] = []
         self.next_slots.clear()
         size = self.batch.decoding.block_size
         room = max(PREFILL_ROWS // size, 1) * size
@@ -36,27 +36,27 @@ class Contexts:
             room -= stop - start
             self.next_slots.update(each.slot for each in self.served[sample.slot])
             step, wanted = _context_step(self.batch, sample, start, stop), _first_targets(self.served[sample.slot])
-            turn = Turn(sample, sample.block, step, targets=wanted)
-            contexts.append(self._share(turn, is_last=stop == len(sample.context)))
+            scheduled = ScheduledStep(sample, sample.block, step, targets=wanted)
+            contexts.append(self._group(scheduled, is_last=stop == len(sample.context)))
             if stop < len(sample.context):
                 self.todo.appendleft((sample, stop))
-            elif self._takes_step(turn):
-                steps.append(step_share(self.batch, sample))
+            elif self._takes_step(scheduled):
+                steps.append(next_steps(self.batch, sample))
         return contexts + steps
 
-    def _share(self, turn: Turn, *, is_last: bool) -> Share:
-        samples = self.served[turn.sample.slot]
+    def _group(self, scheduled: ScheduledStep, *, is_last: bool) -> StepGroup:
+        samples = self.served[scheduled.sample.slot]
 
-        def take(run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
+        def act(run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
             if is_last:
                 _hand_on(self.batch, samples, proposals[0])
             return [Outcome(revealed=len(proposals[0].tokens))]
 
-        return Share([turn], take)
+        return StepGroup([scheduled], act)
 
-    def _takes_step(self, turn: Turn) -> bool:
+    def _takes_step(self, scheduled: ScheduledStep) -> bool:
         """Whether a sample's first step runs with the end of its context: only if the step waits for nothing."""
-        return self.batch.joins.prefill and not turn.plan.reads and len(self.served[turn.sample.slot]) == 1
+        return self.batch.joins.prefill and not scheduled.plan.reads and len(self.served[scheduled.sample.slot]) == 1
 
 
 def contexts_of(batch: BatchContext, samples: list[Sample]) -> Contexts:
@@ -98,7 +98,9 @@ def _first_targets(samples: list[Sample]) -> tuple[int, ...]:
 
 def _needs_prefill(batch: BatchContext, sample: Sample) -> bool:
     """Without a prefix cache, a prefill is only needed to predict the first token of a block that opens without one."""
-    return bool(sample.context) and (batch.decoding.prefix_cache or _reads_last(batch, sample))
+    return (
+        not sample.is_finished and bool(sample.context) and (batch.decoding.prefix_cache or _reads_last(batch, sample))
+    )
 
 
 def _reads_last(batch: BatchContext, sample: Sample) -> bool:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stepsaver.engine.batch import BatchContext, Outcome, Turn
+from stepsaver.engine.batch import BatchContext, Outcome, ScheduledStep
 from stepsaver.engine.checks import assert_written, new_stamps, stamp_positions
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -44,7 +44,7 @@ class Autoregressive(Decoder):
             sample.stamps = new_stamps(sample, request.end + 1)
         return sample
 
-    def turns(self, batch: BatchContext, sample: Sample) -> list[Turn]:
+    def turns(self, batch: BatchContext, sample: Sample) -> list[ScheduledStep]:
         block = sample.block
         predicts_itself = not batch.decoding.prediction.opens_blocks
         tokens = block.tokens
@@ -60,13 +60,13 @@ class Autoregressive(Decoder):
         )
         step = Step(sample.slot, block.start, tokens, 1, plan)
         assert_written(sample, [step])
-        return [Turn(sample, block, step)]
+        return [ScheduledStep(sample, block, step)]
 
-    def take(self, batch: BatchContext, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
+    def take(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
         """The block's token becomes context, and the proposed token is the next block."""
-        (turn,), (proposed,) = run, proposals
-        stamp_positions(turn.sample, [turn.step])
-        if not turn.block.masked:
-            return [self.commit(batch, turn, proposed)]
-        self.open(batch, turn.sample, proposed)  # the first token after a prompt that predicts none
+        (scheduled,), (proposed,) = run, proposals
+        stamp_positions(scheduled.sample, [scheduled.step])
+        if not scheduled.block.masked:
+            return [self.commit(batch, scheduled, proposed)]
+        self.open(batch, scheduled.sample, proposed)  # the first token after a prompt that predicts none
         return [Outcome(revealed=len(proposed.tokens))]

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from stepsaver.engine import registry
-from stepsaver.engine.batch import BatchContext, Outcome, Turn
+from stepsaver.engine.batch import BatchContext, Outcome, ScheduledStep
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.policies.policy import Policy
@@ -79,10 +79,10 @@ class Decoder(ABC):
         sample.block = fresh_block(batch, sample.request, len(sample.context), given)
         self.end_if_over(batch, sample, new=len(given))
 
-    def commit(self, batch: BatchContext, turn: Turn, proposed: Proposals) -> Outcome:
+    def commit(self, batch: BatchContext, step: ScheduledStep, proposed: Proposals) -> Outcome:
         """Makes a committed block part of the context, and opens the next one."""
-        turn.sample.context += turn.block.tokens.tolist()
-        self.open(batch, turn.sample, proposed)
+        step.sample.context += step.block.tokens.tolist()
+        self.open(batch, step.sample, proposed)
         return Outcome(revealed=len(proposed.tokens))
 
     def end_if_over(self, batch: BatchContext, sample: Sample, *, new: int) -> None:
@@ -101,12 +101,12 @@ class Decoder(ABC):
                 return
 
     @abstractmethod
-    def turns(self, batch: BatchContext, sample: Sample) -> list[Turn]:
+    def turns(self, batch: BatchContext, sample: Sample) -> list[ScheduledStep]:
         """What the sample does in the next forward."""
 
     @abstractmethod
-    def take(self, batch: BatchContext, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
-        """Acts on the proposals of the sample's turns. Returns one outcome per turn."""
+    def take(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
+        """Acts on the proposals of the sample's steps. Returns one outcome per step."""
 
 
 def fresh_block(batch: BatchContext, request: Request, start: int, given: tuple[int, ...]) -> BlockState:

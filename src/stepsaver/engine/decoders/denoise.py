@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from stepsaver.engine.base_plan import base_plan, opening_readers
-from stepsaver.engine.batch import BatchContext, Outcome, StepEvent, Turn, view_of
+from stepsaver.engine.batch import BatchContext, Outcome, ScheduledStep, StepEvent, view_of
 from stepsaver.engine.checks import assert_current
 from stepsaver.engine.decoders.decoder import Decoder, fresh_block
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -51,24 +51,24 @@ class Denoise(Decoder):
             raise UsageError(f"sub-blocks of {decoding.sub_block_size}: this model decodes its blocks as a whole")
         check_rules(self.rules, decoding, layers)
 
-    def turns(self, batch: BatchContext, sample: Sample) -> list[Turn]:
+    def turns(self, batch: BatchContext, sample: Sample) -> list[ScheduledStep]:
         """A denoising step, or, if no row is left to reveal, the commit, maybe with the next block's first step."""
         block = sample.block
         if block.masked & ~block.sealed:
             return [self._denoise(batch, sample, block)]
         view = view_of(batch, block)
-        turns = [_turn(batch, sample, block, view, plan_commit(view, self.rules))]
+        scheduled = [_scheduled(batch, sample, block, view, plan_commit(view, self.rules))]
         if batch.joins.commits:
             following = self._guessed_block(batch, sample)
-            turns += [] if following is None else [self._denoise(batch, sample, following)]
-        return turns
+            scheduled += [] if following is None else [self._denoise(batch, sample, following)]
+        return scheduled
 
-    def _denoise(self, batch: BatchContext, sample: Sample, block: BlockState) -> Turn:
+    def _denoise(self, batch: BatchContext, sample: Sample, block: BlockState) -> ScheduledStep:
         view = view_of(batch, block)
         plan = plan_step(view, self.rules)
         if batch.joins.commits and view.candidates == block.masked and not plan.is_empty:
             plan = plan.also_reading(opening_readers(block.size, view.prediction))
-        return _turn(batch, sample, block, view, plan)
+        return _scheduled(batch, sample, block, view, plan)
 
     def _guessed_block(self, batch: BatchContext, sample: Sample) -> BlockState | None:
         """The block after the one being committed, if the guess is right; None without a guess or rows to reveal."""
@@ -84,30 +84,30 @@ class Denoise(Decoder):
         is_needed = start + len(given) < sample.request.end and following.masked & ~following.sealed
         return following if is_needed else None
 
-    def take(self, batch: BatchContext, run: list[Turn], proposals: list[Proposals]) -> list[Outcome]:
+    def take(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
         """Reveals rows after a denoising step; after a commit, goes on with the next block."""
         if run[0].plan.kind != "commit":
             return [self._reveal(batch, run[0], proposals[0])]
         outcomes = [self.commit(batch, run[0], proposals[0])]
-        for turn, proposed in zip(run[1:], proposals[1:], strict=True):
-            outcomes.append(self._follow(batch, turn, proposed))
+        for step, proposed in zip(run[1:], proposals[1:], strict=True):
+            outcomes.append(self._follow(batch, step, proposed))
         return outcomes
 
-    def _follow(self, batch: BatchContext, turn: Turn, proposed: Proposals) -> Outcome:
+    def _follow(self, batch: BatchContext, step: ScheduledStep, proposed: Proposals) -> Outcome:
         """Goes on with the guessed block if it equals the block that the commit opened."""
-        sample = turn.sample
-        if sample.is_finished or not np.array_equal(sample.block.tokens, turn.block.tokens):
+        sample = step.sample
+        if sample.is_finished or not np.array_equal(sample.block.tokens, step.block.tokens):
             return Outcome(0, guess="wrong")
-        sample.block = turn.block
-        return self._reveal(batch, turn, proposed)._replace(guess="right")
+        sample.block = step.block
+        return self._reveal(batch, step, proposed)._replace(guess="right")
 
-    def _reveal(self, batch: BatchContext, turn: Turn, proposed: Proposals) -> Outcome:
+    def _reveal(self, batch: BatchContext, step: ScheduledStep, proposed: Proposals) -> Outcome:
         """Lets the policy choose among new and earlier proposals, and puts tokens into the chosen rows."""
-        sample, block, view = turn.sample, turn.block, turn.view
+        sample, block, view = step.sample, step.block, step.view
         assert view is not None
         before = (view.changed, block.tokens.copy(), block.masked) if batch.on_step else None
-        block.record_run(turn.plan)
-        block.note(turn.plan.predicted, proposed)
+        block.record_run(step.plan)
+        block.note(step.plan.predicted, proposed)
         rows = row_list(view.candidates)
         confidences = tuple(block.confidence[row_index(view.candidates)].tolist())
         chosen = self._choose(Candidates(rows, confidences), view)
@@ -120,7 +120,7 @@ class Denoise(Decoder):
         if before is not None:
             made = (block.proposed, block.confidence, chosen)
             unruled = base_plan(view)
-            event = StepEvent(sample, turn.plan, block.start, view.sub_block, *before, *made, unruled)
+            event = StepEvent(sample, step.plan, block.start, view.sub_block, *before, *made, unruled)
         return Outcome(chosen.bit_count(), event)
 
     def _choose(self, candidates: Candidates, view: StepView) -> Rows:
@@ -133,8 +133,10 @@ class Denoise(Decoder):
         return chosen
 
 
-def _turn(batch: BatchContext, sample: Sample, block: BlockState, view: StepView, plan: StepPlan) -> Turn:
+def _scheduled(batch: BatchContext, sample: Sample, block: BlockState, view: StepView, plan: StepPlan) -> ScheduledStep:
     if batch.checked:
         assert_current(plan, view)
     is_causal = plan.kind == "commit" and view.prediction.has_causal_context
-    return Turn(sample, block, Step(sample.slot, block.start, block.tokens, 1 if is_causal else block.size, plan), view)
+    return ScheduledStep(
+        sample, block, Step(sample.slot, block.start, block.tokens, 1 if is_causal else block.size, plan), view
+    )
