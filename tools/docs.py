@@ -36,6 +36,7 @@ from stepsaver.report.artifacts import read_artifacts
 from stepsaver.report.blocks import markdown_table
 from stepsaver.report.cells import ReportTask
 from stepsaver.report.results_page import result_tables
+from stepsaver.report.tables import unjudged
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("*.md", "docs/*.md", "benchmarks/*.md", "examples/*/*.md", "experiments/*/*.md")
@@ -57,7 +58,7 @@ def _times(value: float | None) -> str:
 
 
 def _outcome(task: ReportTask, one: Summary) -> str:
-    return next((each.outcome for each in task.verdict().configs if each.config == one.config), "baseline")
+    return next((each.outcome for each in task.verdict().configs if each.config == one.config), unjudged(one))
 
 
 # Of a config: what a table calls the figure, and how it is written.
@@ -65,6 +66,10 @@ FIELDS: dict[str, tuple[str, Callable[[ReportTask, Summary], str]]] = {
     "accuracy": ("right", lambda task, one: f"{one.accuracy:.1%}"),
     "drop": ("drop in points (95 %)", lambda task, one: _interval(one.paired.drop_points, ".1f")),
     "speed_up": ("speed-up (95 %)", lambda task, one: _interval(one.speed_up.smaller, ".2f", "x")),
+    "over_reference": (
+        "over autoregressive (95 %)",
+        lambda task, one: _interval(one.over_reference.smaller if one.over_reference else None, ".2f", "x"),
+    ),
     "rate": ("tokens/s", lambda task, one: f"{one.rate.value:,.0f}" if one.rate else "-"),
     "predicted": ("predicted", lambda task, one: _times(one.predicted)),
     "samples": ("samples", lambda task, one: f"{one.samples:,}"),

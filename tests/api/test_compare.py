@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def comparison(embedded: stepsaver.Model, folder: Path) -> stepsaver.Comparison:
-    return stepsaver.compare(embedded, "mini_gsm8k", CONFIGS, limit=8, folder=folder)
+    return stepsaver.compare(embedded, "mini_gsm8k", CONFIGS, limit=8, batch_size=2, folder=folder)
 
 
 def test_it_prints_as_a_table_with_its_verdict(comparison: stepsaver.Comparison) -> None:
@@ -35,7 +35,9 @@ def test_it_prints_as_a_table_with_its_verdict(comparison: stepsaver.Comparison)
 
 
 def test_figures_have_intervals(comparison: stepsaver.Comparison) -> None:
-    plain, window, sure = comparison.configs
+    plain, window, sure, reference = comparison.configs
+    assert (reference.name, reference.outcome) == ("autoregressive", "reference")
+    assert window.over_reference is not None
     assert (plain.name, plain.outcome) == ("plain", "baseline")
     for config in (plain, window, sure):
         assert config.accuracy.low <= config.accuracy.value <= config.accuracy.high
@@ -57,10 +59,16 @@ def test_the_same_call_goes_on_from_what_is_stored(
     comparison: stepsaver.Comparison, embedded: stepsaver.Model, folder: Path
 ) -> None:
     stored = {path: path.read_bytes() for path in folder.rglob("samples.jsonl")}
-    assert len(stored) == 3
+    assert len(stored) == 4
     ran: list[str] = []
     again = stepsaver.compare(
-        embedded, "mini_gsm8k", CONFIGS, limit=8, folder=folder, progress=lambda config, *_: ran.append(config)
+        embedded,
+        "mini_gsm8k",
+        CONFIGS,
+        limit=8,
+        batch_size=2,
+        folder=folder,
+        progress=lambda config, *_: ran.append(config),
     )
     assert {path: path.read_bytes() for path in folder.rglob("samples.jsonl")} == stored
     assert [config.accuracy for config in again.configs] == [config.accuracy for config in comparison.configs]
@@ -69,7 +77,7 @@ def test_the_same_call_goes_on_from_what_is_stored(
 def test_a_frame_has_a_row_per_config(comparison: stepsaver.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
     frame = comparison.to_frame()
-    assert list(frame.index) == ["plain", "window", "sure"]
+    assert list(frame.index) == ["plain", "window", "sure", "autoregressive"]
     assert frame.loc["window", "speed_up_low"] == comparison.configs[1].speed_up.low
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(stepsaver.UsageError, match=r"needs pandas: pip install 'stepsaver\[report\]'"):

@@ -19,7 +19,7 @@ configs:
   - {name: trimmed, rules: ["previous_row:refresh=block", "trim:level=changed"]}
 baseline: baseline
 model: {model}
-batch_size: 2
+batch_size: 1
 chunk_samples: 2
 decoding: {sub_block_size: 4}
 success:

@@ -12,7 +12,6 @@ from stepsaver.bench.audit import audit, read_evidence
 from stepsaver.bench.experiment import Criterion, Experiment, Success
 from stepsaver.bench.experiment_file import read_experiment
 from stepsaver.bench.run import RunRequest, with_baselines
-from stepsaver.bench.timings import confirmation_p
 from stepsaver.bench.verdict import judge
 from stepsaver.cli import main
 from stepsaver.engine.errors import UsageError
@@ -29,7 +28,7 @@ PACED = """\
   - name: paced
     policy: "threshold:threshold=0.5,at_most=1"
     success:
-      confirm_if: {speed_up: "> 1.8 measured", drop_points: "< 1.5"}
+      confirm_if: {speed_up: "> 1.8", drop_points: "< 1.5"}
       reject_if: {speed_up: "< 1", drop_points: "> 20"}
   - {name: paced_trim, baseline: paced, policy: "threshold:threshold=0.5,at_most=1", rules: ["trim:level=changed"]}
 baseline: baseline
@@ -79,8 +78,8 @@ def test_a_config_is_compared_with_its_own_baseline(finished: Path, task: str) -
             assert each["predicted"] == pytest.approx(per_token[0] / per_token[1]), name
         drop = 100 * (base["accuracy"] - each["accuracy"])
         assert each["paired"]["drop_points"][0] == pytest.approx(drop)
-    assert found["paced_trim"]["speed_up_chunks"] == 2
-    assert found["paced"]["paired"]["drop_points"] == [0, 0, 0]
+    assert found["paced_trim"]["pairs"] == 2
+    assert found["paced"]["paired"]["drop_points"][0] == 0
 
 
 def test_the_audit_holds_configs_against_their_own_baseline(finished: Path) -> None:
@@ -161,7 +160,7 @@ def test_pages_and_tables_name_the_other_baseline(finished: Path, capsys: pytest
     )
     assert task is not None
     page = experiment_page(experiment, [task])
-    assert "points against baseline, and by a speed-up \\u003e 1.8 measured with a drop " in page
+    assert "points against baseline, and by a speed-up \\u003e 1.8 with a drop " in page
     assert "against paced" in page
     rates = {each.config: each.rate for each in task.summaries}
     assert [region.rate for region in wanted_regions(task)] == pytest.approx(
@@ -183,7 +182,7 @@ def test_each_config_comes_after_what_it_is_compared_with(tmp_path: Path) -> Non
     options = RunRequest(tasks=(), configs=(experiment.config("paced_trim"), experiment.config("same")), model="")
     names = [each.name for each in with_baselines(experiment, options.configs)]
     assert names == ["paced", "paced_trim", "baseline", "same"]
-    assert str(experiment.success_of("paced_trim").confirm_if.speed_up) == "> 1.8 measured"
+    assert str(experiment.success_of("paced_trim").confirm_if.speed_up) == "> 1.8"
     assert experiment.success_of("same") is experiment.spec.success
 
 
@@ -194,7 +193,7 @@ def test_each_config_comes_after_what_it_is_compared_with(tmp_path: Path) -> Non
         (("baseline: paced,", "baseline: paced_trim,"), "config paced_trim is a baseline and cannot be compared"),
         (("name: paced\n", "name: paced\n    baseline: same\n"), "baseline paced is itself compared with same"),
         (("name: baseline\n", "name: baseline\n    baseline: same\n"), "config baseline is a baseline and cannot be"),
-        (('"> 1.8 measured"', '"> 1.8 guessed"'), "'> 1.8 guessed' is no condition"),
+        (('"> 1.8"', '"> 1.8 measured"'), "'> 1.8 measured' is no condition"),
     ],
 )
 def test_wrong_baselines_are_one_line_with_their_place(tmp_path: Path, change: tuple[str, str], message: str) -> None:
@@ -209,31 +208,6 @@ def criteria(speed_up: str, drop: str) -> Success:
         confirm_if=Criterion.model_validate({"speed_up": speed_up, "drop_points": drop}),
         reject_if=Criterion.model_validate(unwanted),
     )
-
-
-MEASURED = criteria("> 1.7 measured", "< 1.5")
-
-
-@pytest.mark.parametrize(
-    ("up", "drop", "outcome"),
-    [
-        ((1.72, 1.6, 1.8), (0.6, 0.1, 1.4), "confirmed"),  # the interval of the speed-up may hold the bound
-        ((1.69, 1.6, 1.8), (0.6, 0.1, 1.4), "rejected"),
-        ((1.72, 1.6, 1.8), (0.6, 0.1, 1.6), "undecided"),  # that of the drop may not
-        ((1.72, 1.6, 1.8), (1.9, 1.6, 2.2), "rejected"),
-    ],
-)
-def test_a_measured_bound_is_held_against_the_value(up: tuple, drop: tuple, outcome: str) -> None:
-    verdict = judge([summary("near", up, drop)], lambda _: MEASURED)
-    assert verdict.outcome == outcome
-    assert "as measured" in verdict.configs[0].reason or outcome != "confirmed"
-
-
-def test_a_measured_bound_is_no_hypothesis_that_is_tested() -> None:
-    ratios = {"a": [1.69, 1.72, 1.73] * 5}
-    assert confirmation_p(ratios, [0.0] * 100, MEASURED.confirm_if) < 0.01
-    assert confirmation_p(ratios, [0.0] * 100, criteria("> 1.72", "< 1.5").confirm_if) > 0.05
-    assert confirmation_p(ratios, [0.03, 0.0] * 50, MEASURED.confirm_if) > 0.05
 
 
 @pytest.mark.parametrize(

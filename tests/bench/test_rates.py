@@ -168,7 +168,7 @@ def test_a_disturbed_chunk_is_named_and_timed_again(experiment: Path, capsys: py
     assert [each["seconds"] for each in found["timed_again"]] == [again["seconds"]]
     counted = [before[0], again, before[2]]
     assert found["throughput"]["decode_seconds"] == pytest.approx(sum(each["seconds"] for each in counted))
-    assert found["speed_up_chunks"] == 3, "the pair that was disturbed is not counted"
+    assert found["pairs"] == 3, "the pair that was disturbed is not counted"
     assert found["rate"] == list(median_rate([Timing.model_validate(each) for each in counted]) or ())
     assert (trace(experiment, "trimmed").parent / "samples.jsonl").read_bytes() == answers
 
@@ -200,7 +200,7 @@ def test_a_disturbed_baseline_is_timed_again_with_all_that_was_beside_it(experim
         *before, again = stored_timings(experiment, config)
         assert (again["chunk"], again["instead_of"]) == (2, before[2]["session"])
         assert len(summary(experiment, config)["timed_again"]) == 1
-    assert summary(experiment, "trimmed")["speed_up_chunks"] == 3
+    assert summary(experiment, "trimmed")["pairs"] == 3
 
 
 def test_nothing_is_timed_again_where_nothing_was_disturbed(experiment: Path) -> None:
@@ -233,6 +233,6 @@ def test_tables_show_the_rate_that_the_speed_up_is_made_of(experiment: Path) -> 
     folder = f"mini_ifeval_limit_{PAIR_LIMIT}"
     task = read_report_task(found, experiment / "results", folder, without_documents("not needed"))
     text = result_tables([task])
-    low, high = (f"{each:.0f}" for each in summary(experiment, "trimmed")["rate"][1:])
-    assert f"1000 [{low}, {high}]" in text
+    low, high = (f"{each:,.0f}" for each in summary(experiment, "trimmed")["rate"][1:])
+    assert f"1,000 [{low}, {high}]" in text
     assert f"{summary(experiment, 'trimmed')['throughput']['tokens_per_s']:.2f}" not in text

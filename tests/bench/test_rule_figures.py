@@ -21,7 +21,7 @@ def save(folder: Path, config: str, up: float, drop: float, rules: list[str], **
         "is_baseline": not rules and params["policy"] == "threshold",
         "equal_to": more.pop("equal_to", None),
         "speed_up": {"tokens_per_s": [up, up - 0.1, up + 0.1], "seconds_per_sample": [up + 1, up + 1, up + 1]},
-        "speed_up_chunks": 20,
+        "pairs": 20,
         "paired": SUMMARY["paired"] | {"drop_points": [drop, drop - 1, drop + 1]},
         "identity": IDENTITY | params,
     }

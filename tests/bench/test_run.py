@@ -29,9 +29,10 @@ from stepsaver.engine.curve import read_curve
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.evaluation.task_loading import TaskOptions, load_task
 from tests.bench import running
 from tests.bench.conftest import EXPERIMENT
-from tests.bench.running import findings, run
+from tests.bench.running import TASK, findings, run
 from tests.bench.tampering import claim, edit_json, edit_lines
 
 LIMIT = 10
@@ -72,7 +73,7 @@ def test_a_run_stores_every_sample_once_and_a_summary(finished: Path, capsys: py
     source_keys = "task config timestamp accuracy throughput gpu_info git environment model_args eval_params"
     assert set(source_keys.split()) <= summary.keys()
     assert summary["samples"] == LIMIT
-    assert summary["speed_up_chunks"] == 5
+    assert summary["pairs"] == 5
     assert summary["batch_invariance"] == {"samples": 2, "different": 0}
     assert [summary["is_control"], running.summary(finished, "same", LIMIT)["is_control"]] == [False, True]
     more = "accuracy_interval paired speed_up cost peak_memory_bytes predicted run_id identity chunks"
@@ -117,7 +118,7 @@ def test_nothing_is_measured_where_nothing_is_run(experiment: Path, monkeypatch:
 def test_engines_take_what_a_forward_was_measured_to_cost(finished: Path) -> None:
     experiment = read_experiment(finished)
     session = session_module.open_session(experiment, model_name=experiment.spec.model)
-    runner = ConfigRunner(session, experiment, experiment.config("baseline"), "generation")
+    runner = ConfigRunner(session, experiment, experiment.config("baseline"), load_task(TASK, TaskOptions()))
     before = runner.engine
     _, timing = runner.run_chunk([], chunk=0, samples=0)
     assert (runner.engine, runner.engine.curve, timing.predicted_seconds) == (before, None, None)
@@ -152,7 +153,7 @@ def test_force_runs_the_named_configs_again_and_times_the_baseline_beside_them(
     (aside,) = (cell(experiment, "trimmed").parent / "previous").glob("trimmed-*")
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ") and "aside" in line]
     assert said == [f"note: {cell(experiment, 'trimmed')} is run again: what was stored is set aside as {aside}"]
-    assert json.loads((cell(experiment, "trimmed") / "summary.json").read_text())["speed_up_chunks"] == 5
+    assert json.loads((cell(experiment, "trimmed") / "summary.json").read_text())["pairs"] == 5
 
 
 @pytest.mark.parametrize("is_unreadable", [False, True])
@@ -170,7 +171,7 @@ def test_what_cannot_be_run_sets_nothing_aside(
         file.write_text(file.read_text() + "\nmax_new_tokens: 4096\n")
     assert main(["run", str(experiment), "--limit", str(LIMIT)]) == 2
     *noted, said = capsys.readouterr().err.splitlines()
-    assert not [line for line in noted if line.startswith("note: ")]
+    assert not [line for line in noted if "aside" in line]
     assert ("Is a directory" if is_unreadable else "leave no room for a prompt") in said
     assert sorted(path for path in experiment.rglob("*")) == before
 

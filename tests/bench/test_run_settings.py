@@ -64,7 +64,7 @@ def test_options_are_in_the_identity_and_the_summary(experiment: Path, capsys: p
 def test_what_is_given_as_the_file_says_changes_nothing(experiment: Path) -> None:
     run(experiment, 2, "baseline")
     before = summary_of(experiment, "baseline")["run_id"]
-    run(experiment, 2, "baseline", "--batch-size", "2", "--estimator", "trajectory", "--device", "cpu")
+    run(experiment, 2, "baseline", "--batch-size", "1", "--estimator", "trajectory", "--device", "cpu")
     assert summary_of(experiment, "baseline")["run_id"] == before
 
 

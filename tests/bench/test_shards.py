@@ -100,8 +100,8 @@ def test_shards_write_apart_and_the_last_one_sums_up(fresh: Path, whole: Path) -
     for config in CONFIGS:
         same = ("accuracy", "samples", "run_id", "cost", "chunks", "is_control")
         assert {name: found[config][name] for name in same} == {name: alone[config][name] for name in same}
-        assert (found[config]["speed_up_chunks"], found[config]["chunks_not_comparable"]) == (0, CHUNKS)
-        assert (alone[config]["speed_up_chunks"], alone[config]["chunks_not_comparable"]) == (CHUNKS, 0)
+        assert (found[config]["pairs"], found[config]["chunks_not_comparable"]) == (0, CHUNKS)
+        assert (alone[config]["pairs"], alone[config]["chunks_not_comparable"]) == (CHUNKS, 0)
         assert (found[config]["predicted_by"], alone[config]["predicted_by"]) == ("operations", "curve")
     trimmed = [each["cost"]["flops"] / each["throughput"]["tokens"] for each in (found["baseline"], found["trimmed"])]
     assert found["trimmed"]["predicted"] == pytest.approx(trimmed[0] / trimmed[1])

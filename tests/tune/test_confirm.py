@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stepsaver.bench.statistics import fewest_samples
 from stepsaver.engine.errors import UsageError
 from stepsaver.tune.confirm import (
     MOST_ATTEMPTS,
@@ -15,7 +16,6 @@ from stepsaver.tune.confirm import (
     confidence_of,
     confirm,
     judged,
-    least_problems,
     problems_needed,
 )
 from stepsaver.tune.observed import Goal, Observed, drop_interval
@@ -69,7 +69,7 @@ def test_the_error_of_all_attempts_together_is_the_one_that_was_asked_for() -> N
 
 def test_so_many_problems_as_can_confirm_without_a_difference_and_no_fewer() -> None:
     for limit, least in ((0.05, 74), (0.015, 254), (0.01, 382), (0.005, 766)):
-        assert least_problems(limit, 0.95) == least
+        assert fewest_samples(limit, 0.95) == least
         assert drop_interval(Observed(least, 0, 0, ()), 0.95).high < limit
         assert drop_interval(Observed(least - 2, 0, 0, ()), 0.95).high >= limit
 
@@ -79,7 +79,7 @@ def test_more_problems_are_needed_where_less_is_between_drop_and_limit() -> None
     seen = [Observed(10000, *each, ()) for each in ((240, 220), (200, 200), (200, 300), (0, 0))]
     needed = [problems_needed(each, goal, 0.95) for each in seen]
     assert all(fewer < more for more, fewer in itertools.pairwise(needed))
-    assert needed[-1] == least_problems(0.01, 0.95)
+    assert needed[-1] == fewest_samples(0.01, 0.95)
     assert problems_needed(seen[0], goal, 0.99) > needed[0]
     assert problems_needed(Observed(1000, 40, 20, ()), Goal(0.01, 0.95, 5120), 0.95) == 5120
 

@@ -48,7 +48,8 @@ class ComparedConfig:
     drop_points: "Interval"  # of accuracy, against the baseline on the same samples
     tokens_per_second: "Interval | None"  # the median over chunks
     speed_up: "Interval"  # against the baseline on the same chunks
-    outcome: str  # confirmed, rejected, undecided, control or baseline
+    over_reference: "Interval | None"  # likewise, against autoregressive decoding by the same engine
+    outcome: str  # confirmed, rejected, undecided, control, baseline or reference
 
 
 class Comparison:
@@ -76,6 +77,7 @@ class Comparison:
     @property
     def configs(self) -> tuple[ComparedConfig, ...]:
         from stepsaver.bench.statistics import Interval
+        from stepsaver.report.tables import unjudged
 
         outcomes = {each.config: each.outcome for each in self.verdict.configs}
         return tuple(
@@ -85,7 +87,8 @@ class Comparison:
                 each.paired.drop_points,
                 each.rate,
                 each.speed_up.smaller,
-                outcomes.get(each.config, "baseline"),
+                each.over_reference.smaller if each.over_reference else None,
+                outcomes.get(each.config, unjudged(each)),
             )
             for each in self._task.summaries
         )
@@ -141,12 +144,13 @@ def compare(
 
     `configs` maps each name to rules, as `Model.generate` takes them, to a recipe's path (a `Path`), or to a mapping
     with `decode`, `rules`, `policy`, `threshold`, `prefix_cache`, `block_cache`, `join` or a `recipe` in their place.
-    The first config is the baseline, unless `baseline` names another. `limit` is how many samples are run, from the
-    first on; with fewer than a few hundred the verdict is mostly undecided. `success` has the bounds that decide, as in
-    `experiment.yaml`: `{"confirm_if": {"speed_up": "> 1.2", "drop_points": "< 5"}, "reject_if": {...}}`. With a
-    `folder`, every finished chunk is stored there and the same call goes on from it; without one, the results last as
-    long as the object that is returned. `progress` is called with a config's name, how many of its chunks are done, and
-    how many there are.
+    The first config is the baseline, unless `baseline` names another. Autoregressive decoding is timed beside them as
+    a reference. `limit` is how many samples are run, from the first on: a few hundred show a drop below five points.
+    Fewer than eight chunks, of two batches each, decide nothing until `stepsaver run FOLDER --repeats N` has timed them
+    again. `success` has the bounds that decide, as in `experiment.yaml`: `{"confirm_if": {"speed_up": "> 1.2",
+    "drop_points": "< 5"}, "reject_if": {...}}`. With a `folder`, every finished chunk is stored there and the same call
+    goes on from it; without one, the results last as long as the object that is returned. `progress` is called with a
+    config's name, how many of its chunks are done, and how many there are.
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own
     with named_parts():
@@ -160,7 +164,7 @@ def compare(
         task, limit, batch_size, baseline = converted_all(
             "limit", "batch_size", "baseline", task=task, limit=limit, batch_size=batch_size, baseline=baseline
         ).values()
-        content = _content(model, task, configs, baseline, limit, batch_size)
+        content = _content(model, task, configs, baseline, batch_size)
         if success is not None:
             content["success"] = _plain(success)
         kept = None
@@ -186,12 +190,10 @@ def _content(
     task: str,
     configs: Mapping[str, Config],
     baseline: str | None,
-    limit: int | None,
     batch_size: int | None,
 ) -> dict[str, Any]:
     """Returns the content of the experiment's file."""
-    from stepsaver.bench.experiment import ExperimentSpec
-    from stepsaver.bench.verdict import LEAST_CHUNKS
+    from stepsaver.bench.experiment import REFERENCE, ExperimentSpec
 
     if not isinstance(configs, Mapping):
         raise UsageError(f"configs {shown(configs)} is no mapping of names to rules, recipes or fields of a config")
@@ -204,18 +206,17 @@ def _content(
     opened, fields = model.opened, ExperimentSpec.model_fields
     if opened.decoding.stop_ids != opened.config.stop_ids:
         raise UsageError("a comparison ends texts at the model's own stop tokens; load it without stop_ids")
-    # small enough that the verdict has the chunks it asks for, and no batch larger than a chunk
-    chunk = fields["chunk_samples"].default
-    chunk = chunk if limit is None else max(1, min(chunk, limit // LEAST_CHUNKS))
+    found = [_config(name, given) for name, given in configs.items()]
+    if not any(each.get("decode", "").startswith(REFERENCE) for each in found) and REFERENCE not in configs:
+        found.append({"name": REFERENCE, "decode": REFERENCE})
     return {
         "question": f"Which of {', '.join(configs)} is fast on {task}, and how accurate?",
         "tasks": [task],
-        "configs": [_config(name, given) for name, given in configs.items()],
+        "configs": found,
         "baseline": next(iter(configs)) if baseline is None else baseline,
         "success": SUCCESS,
         "model": str(opened.folder.resolve()) if opened.name != "embedded" else opened.name,
-        "batch_size": min(batch_size or fields["batch_size"].default, chunk),
-        "chunk_samples": chunk,
+        "batch_size": batch_size or fields["batch_size"].default,
         "dtype": str(opened.dtype).removeprefix("torch."),
         "weights": opened.weights,
         "device": str(opened.device),

@@ -258,11 +258,12 @@ def _samples(task: TaskEvidence) -> Iterator[Said]:
     baselines = task.baselines
     for cell, baseline in [*task.others(), *((each, baselines[0]) for each in baselines[1:])]:
         ours, theirs = ({each.key: each.digest for each in side.records} for side in (cell, baseline))
+        is_scored_alike = cell.is_generated or cell.identity.estimator == baseline.identity.estimator
         if ours.keys() != theirs.keys():
             odd = sorted(map(str, ours.keys() ^ theirs.keys()))
             yield "invalid", f"{cell.name} and {baseline.name} differ in {len(odd)} samples, such as {odd[0]}"
         changed = [str(key) for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]]
-        if changed:
+        if changed and is_scored_alike:
             yield "invalid", f"{cell.name} had another prompt than {baseline.name} for {changed[0]}"
 
 
@@ -340,7 +341,7 @@ def _decoding(task: TaskEvidence) -> Iterator[Said]:
             wrong.append("rules")
         if wrong:
             yield "invalid", f"{cell.name} did not run with the declared {', '.join(wrong)}"
-    estimators = {cell.identity.estimator for cell in task.cells}
+    estimators = {cell.identity.estimator for cell in task.cells if not task.experiment.is_reference(cell.name)}
     if len(estimators) > 1:
         yield "invalid", f"configs were scored by different estimators: {', '.join(estimators)}"
 

@@ -1,7 +1,7 @@
 """Runs what is missing of one task: all configs in turn, chunk by chunk, in an order that rotates.
 
 So every config sees the same samples on the same machine in the same minutes. If a config lacks chunks that its
-baseline has, the baseline is timed again on them.
+baseline or the reference has, these are timed again on them.
 """
 
 import json
@@ -32,8 +32,9 @@ class CellRun:
     identity: Identity
     stored: CellFiles
 
-    def has(self, chunk: Chunk) -> bool:
-        return chunk.number in self.stored.records
+    def has(self, chunk: Chunk, repeat: int = 0) -> bool:
+        """Whether a chunk's samples are stored, or the timing of a repeat."""
+        return chunk.number in self.stored.records if not repeat else (chunk.number, repeat) in self.stored.repeated
 
 
 @dataclass(frozen=True)
@@ -80,21 +81,28 @@ def _record(experiment: Experiment, task: str, config: str, why: str, moved_to: 
 
 
 def run_missing(
-    cells: Mapping[str, CellRun], chunks: Sequence[Chunk], progress: Progress, *, baseline_of: Mapping[str, str]
+    cells: Mapping[str, CellRun],
+    chunks: Sequence[Chunk],
+    progress: Progress,
+    *,
+    beside: Mapping[str, Sequence[str]],
+    repeat: int = 0,
 ) -> None:
-    """Runs the chunks that a cell lacks. The baselines have to be among the cells."""
+    """Runs the chunks that a cell lacks, or times those that it lacks of a repeat. What is timed beside each cell has
+    to be among the cells.
+    """
     names = list(cells)
-    assert {baseline_of[name] for name in names} <= cells.keys(), "a baseline is at hand, to be timed beside the others"
+    assert {other for name in names for other in beside[name]} <= cells.keys(), "what is timed beside them is at hand"
     for turn, chunk in enumerate(chunks):
-        missing = {name for name in names if not cells[name].has(chunk)}
+        missing = {name for name in names if not cells[name].has(chunk, repeat)}
         if not missing:
             continue
-        timed_beside = {baseline_of[name] for name in missing}
-        start = turn % len(names)
+        timed_beside = {other for name in missing for other in beside[name]}
+        start = (turn + repeat) % len(names)
         for name in names[start:] + names[:start]:
             if name in missing or name in timed_beside:
-                _run_chunk(cells[name], chunk, is_stored=name not in missing)
-                progress(name, sum(map(cells[name].has, chunks)), len(chunks))
+                _run_chunk(cells[name], chunk, is_stored=cells[name].has(chunk))
+                progress(name, sum(cells[name].has(each, repeat) for each in chunks), len(chunks))
 
 
 def _run_chunk(cell: CellRun, chunk: Chunk, *, is_stored: bool) -> None:
@@ -131,10 +139,10 @@ def check_coverage(chunks: Sequence[Chunk], files: CellFiles) -> None:
 
 
 def repeat_disturbed(
-    task_run: TaskRun, cells: Mapping[str, CellRun], progress: Progress, *, baseline_of: Mapping[str, str]
+    task_run: TaskRun, cells: Mapping[str, CellRun], progress: Progress, *, beside: Mapping[str, Sequence[str]]
 ) -> None:
-    """Times again the chunks in which a config was disturbed, beside its baseline; if the baseline was, all configs
-    that are compared with it.
+    """Times again the chunks in which a config was disturbed, with what is timed beside it; if one of these was, all
+    configs that it is compared with.
 
     The answers have to be the same, and both timings stay on record. The later one counts whatever it says; otherwise
     repeating would be choosing. Its line in `trace.jsonl` names the session of the timing that it replaces.
@@ -144,9 +152,9 @@ def repeat_disturbed(
         turns.setdefault((each.session, each.chunk), []).append(each.config)
     for turn, ((session, chunk), configs) in enumerate(turns.items(), start=1):
         timed = [name for name, cell in cells.items() if _has_timing(cell, session, chunk)]
-        replaced = [name for name in timed if name in configs or baseline_of[name] in configs]
+        replaced = [name for name in timed if {name, *beside[name]} & {*configs}]
         label = f"{task_run.session.identity}.{turn}"  # pairs them with each other, and with no other timing
-        names = list(dict.fromkeys([*(baseline_of[name] for name in replaced), *replaced]))
+        names = list(dict.fromkeys([*(other for name in replaced for other in beside[name]), *replaced]))
         start = turn % len(names)
         found = {name: _time_again(task_run, cells[name], chunk) for name in names[start:] + names[:start]}
         for name, timing in found.items():  # stored at the end, so that hardly anything can come between a pair

@@ -137,10 +137,16 @@ class Timing(Stored):
     other_cores: float | None  # that other processes kept busy meanwhile; None if the system does not say
     threads: int
     instead_of: str | None = None  # the session whose timing of this chunk it replaces
+    repeat: int = 0  # 0: the run that the samples come from; later ones are for the timings alone
 
     @property
     def key(self) -> tuple[int, str]:
         return self.chunk, self.session
+
+    @property
+    def process(self) -> str:
+        """Of the session: chunks that it timed again have a number behind it."""
+        return self.session.partition(".")[0]
 
 
 class StoredScore(Stored):
@@ -151,10 +157,11 @@ class StoredScore(Stored):
     value: float
 
 
-class Paired(Stored):
+class PairedAnswers(Stored):
     """The answers against the baseline's, sample by sample."""
 
     drop_points: StoredInterval
+    test: Literal["score", "t"]  # Tango's of paired shares, or a paired t-test of scores that are not 0 or 1
     lost: int
     won: int
     mcnemar_p: float
@@ -246,17 +253,19 @@ class Summary(Stored):
     samples: int
     baseline: str
     is_baseline: bool
+    is_reference: bool  # autoregressive decoding: shown beside the others, and never judged
     is_control: bool  # it does the baseline's work and nothing else, as with k = 1: what its timings say is noise
     unlike_baseline: list[str]  # the parts of its identity in which it differs from the baseline
     different_answers: int  # requests that the baseline answered otherwise
-    paired: Paired
+    paired: PairedAnswers
     speed_up: SpeedUp
-    speed_up_chunks: int
+    over_reference: SpeedUp | None  # over autoregressive decoding, if that was timed beside it
+    pairs: int  # of a chunk and a session in which it was timed beside the baseline
     rate: StoredInterval | None  # tokens/s of the chunks that count for the speed-up
     timed_again: list[TimedAgain]
     chunks: int
     chunks_not_comparable: int
-    sessions: int
+    sessions: int  # that timed these pairs
     confirmation_p: float
     predicted: float | None  # the speed-up in tokens/s
     predicted_by: Literal["curve", "operations"]  # what forwards were measured to cost, or operations executed

@@ -50,23 +50,20 @@ def find_equal(task_run: TaskRun, configs: Sequence[ConfigSpec]) -> EqualConfigs
         return EqualConfigs({}, {})
     any_lm, requests = task_run.runner(configs[0]).lm(), [each for chunk in task_run.chunks for each in chunk.requests]
     lengths: list[ScoredLengths] = any_lm.scored_lengths(requests)
-    options = {
-        "block_size": task_run.session.decoding.block_size,
-        "prediction": task_run.session.decoding.prediction,
-        "estimator": task_run.experiment.spec.estimator,
-    }
-    single_step = no_second_step(lengths, score_stop=False, **options) is not None  # type: ignore[arg-type]
+    decoding = task_run.session.decoding
+    sizes = {"block_size": decoding.block_size, "prediction": decoding.prediction}
     leader_of: dict[str, str] = {}
     inert: dict[str, tuple[InertRule, ...]] = {}
     leaders: dict[tuple[Any, ...], str] = {}
     for config in configs:
         name, engine = config.name, task_run.runner(config).engine
-        inert[name] = inert_rules(engine.decoder.rules, lengths, **options)  # type: ignore[arg-type]
+        wanted = task_run.runner(config).settings.estimator
+        inert[name] = inert_rules(engine.decoder.rules, lengths, estimator=wanted, **sizes)  # type: ignore[arg-type]
         acting = tuple(map(registry.describe, acting_rules(engine.decoder.rules, inert[name])))
-        how = "any" if single_step else engine.decoder.description
-        estimator = engine.check_estimator(task_run.experiment.spec.estimator)
-        if estimator != task_run.experiment.spec.estimator:
-            how = estimator  # drafts of any length are scored by the same forward
+        how: str = engine.check_estimator(wanted)  # drafts of any length are scored by the same forward
+        if how == wanted:
+            is_single = no_second_step(lengths, score_stop=False, estimator=wanted, **sizes)  # type: ignore[arg-type]
+            how = "any" if is_single else engine.decoder.description
         leader = leaders.setdefault((how, acting, engine.decoding), name)
         if leader != name:
             leader_of[name] = leader
@@ -81,7 +78,7 @@ def follow(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> SpotCheck
         if chunk.number not in cell.stored.records:
             cell.stored.append_chunk(chunk.number, leader.stored.records[chunk.number], timings[chunk.number])
     known = {each.key for each in cell.stored.timings}
-    for timing in leader.stored.repeats.values():
+    for timing in leader.stored.timings:
         if timing.key not in known:
             cell.stored.append_timing(timing)
     return checked

@@ -19,7 +19,7 @@ from stepsaver.engine.policies.policy import policy_text
 from stepsaver.engine.rules.rule import Rule, parse_rule
 from stepsaver.evaluation.recipe import JoinInYaml
 
-CONDITION = re.compile(r"([<>])\s*(-?\d+(?:\.\d+)?)(\s+measured)?")
+CONDITION = re.compile(r"([<>])\s*(-?\d+(?:\.\d+)?)")
 
 
 class Strict(BaseModel):
@@ -27,22 +27,21 @@ class Strict(BaseModel):
 
 
 class Condition(Strict):
-    """A bound on a number, written `> 1.2`: its whole interval has to meet it; with `> 1.2 measured` the value."""
+    """A bound on a number, written `> 1.2`: its whole interval has to meet it."""
 
     sign: Literal["<", ">"]
     bound: float
-    is_measured: bool = False
 
     @classmethod
     def parse(cls, text: object) -> "Condition":
         match = CONDITION.fullmatch(text.strip()) if isinstance(text, str) else None
         if not match or not isfinite(float(match[2])):
             raise ValueError(f"{shown(text)} is no condition such as '> 1.2'")
-        return cls(sign="<" if match[1] == "<" else ">", bound=float(match[2]), is_measured=match[3] is not None)
+        return cls(sign="<" if match[1] == "<" else ">", bound=float(match[2]))
 
     @model_serializer
     def __str__(self) -> str:
-        return f"{self.sign} {self.bound:g}" + " measured" * self.is_measured
+        return f"{self.sign} {self.bound:g}"
 
 
 class Criterion(Strict):
@@ -69,6 +68,8 @@ class Success(Strict):
 
 
 MOST_CONFIGS, MOST_NAME = 1000, 100
+CHUNK_BATCHES = 2  # at least
+REFERENCE = "autoregressive"  # the decoder that every experiment is shown beside
 OWN_DECODING = ("prefix_cache", "block_cache", "sub_block_size")  # decoding settings that a config may override
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")  # the name of a value, and nothing else that Python's formats allow
 
@@ -145,15 +146,17 @@ class Grid(Strict):
     block_cache: str | bool | None = None
     sub_block_size: str | int | None = None
     join: str | bool | None = None
+    beside: list[ConfigSpec] = []
+    """Configs that are of no combination."""
 
     def configs(self) -> list[ConfigSpec]:
         count = prod(map(len, self.grid.values()))
         if count > MOST_CONFIGS:
             raise ValueError(f"the grid has {count} combinations; {MOST_CONFIGS} are allowed")
-        patterns = self.model_dump(exclude={"grid"}, exclude_none=True)
+        patterns = self.model_dump(exclude={"grid", "beside"}, exclude_none=True)
         combinations = itertools.product(*self.grid.values())
         try:
-            return [
+            combined = [
                 ConfigSpec.model_validate(_filled(patterns, dict(zip(self.grid, values, strict=True))))
                 for values in combinations
             ]
@@ -162,6 +165,7 @@ class Grid(Strict):
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {shown(first['input'])}: {first['msg']}") from None
+        return [*combined, *self.beside]
 
 
 def _filled(pattern: Any, values: dict[str, Any]) -> Any:
@@ -255,8 +259,8 @@ class ExperimentSpec(Strict):
     """Samples decoded together."""
     batch_size_elsewhere: int = Field(default=BATCH_SIZE, ge=1, le=MOST_COUNT)
     """The same with another model than the experiment's own (`run --model`)."""
-    chunk_samples: int = Field(default=32, ge=1, le=MOST_COUNT)
-    """Samples that are run, timed beside the baseline and stored together."""
+    chunk_samples: int | None = Field(default=None, ge=1, le=MOST_COUNT)
+    """Samples that are run, timed beside the baseline and stored together; two batches at least, and if left out."""
     dtype: str = "auto"
     """float32, float64, bfloat16 or float16; `auto` is what suits the device."""
     weights: Weights = WEIGHTS
@@ -271,14 +275,26 @@ class ExperimentSpec(Strict):
     """Of every answer, instead of its task's own limit."""
     seed: int = Field(default=0, ge=-(1 << 63), lt=1 << 63)
     """Of sampling."""
-    estimator: Estimator = "trajectory"
-    """How scored tasks compute log-likelihoods."""
+    estimator: Estimator | dict[str, Estimator] = "trajectory"
+    """How scored tasks compute log-likelihoods, all of them or by task; autoregressive decoding has its own."""
     data_dir: Path | None = None
     """Local files instead of the hub."""
     decoding: DecodingSpec = DecodingSpec()
     """How configs are decoded, unless they say otherwise."""
     resources: Resources = Resources()
     """What a job on a cluster asks for."""
+
+    def of_task(self, name: str, task: str) -> Any:
+        """Returns a setting that all tasks share, or that stands there by task; None if this one is not named."""
+        value = getattr(self, name)
+        return value.get(task) if isinstance(value, dict) else value
+
+    def estimator_of(self, task: str) -> Estimator:
+        return self.of_task("estimator", task) or "trajectory"
+
+    def chunk_of(self, batch_size: int) -> int:
+        """Returns the samples of a chunk: a smaller one than two batches would measure slots that are empty."""
+        return max(self.chunk_samples or 0, CHUNK_BATCHES * batch_size)
 
 
 @dataclass(frozen=True)
@@ -304,6 +320,26 @@ class Experiment:
     def baselines(self) -> tuple[str, ...]:
         """All baselines, the experiment's own first; none of them is compared with another."""
         return tuple(dict.fromkeys([self.spec.baseline, *(each.baseline for each in self.configs if each.baseline)]))
+
+    @property
+    def reference(self) -> str | None:
+        """The config that every row also shows its speed-up over: the first that decodes autoregressively."""
+        return next((each.name for each in self.configs if self._is_autoregressive(each)), None)
+
+    def is_reference(self, name: str) -> bool:
+        """Whether a config is shown and never judged: it decodes autoregressively, and is no baseline."""
+        return name not in self.baselines and self._is_autoregressive(self.config(name))
+
+    def _is_autoregressive(self, config: ConfigSpec) -> bool:
+        return (config.decode or self.spec.decoding.decode).partition(":")[0] == REFERENCE
+
+    def timed_beside(self, name: str) -> tuple[str, ...]:
+        """Returns the configs that are timed wherever one is: its baseline, and the reference."""
+        return tuple(dict.fromkeys(filter(None, [self.baseline_of(name), self.reference])))
+
+    def estimator_of(self, config: ConfigSpec, task: str) -> Estimator:
+        """Returns how a config is scored: autoregressive decoding by the likelihood that it writes the text itself."""
+        return "trajectory" if self._is_autoregressive(config) else self.spec.estimator_of(task)
 
     def baseline_of(self, name: str) -> str:
         """Returns the name of what a config is compared with; a baseline is compared with itself."""

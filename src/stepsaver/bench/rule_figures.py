@@ -44,7 +44,7 @@ def _figures_in(folder: Path) -> Iterator[RuleFigure]:
     summaries = {each.config: each for each in found if each is not None}
     for name, summary in summaries.items():
         baseline = summaries.get(summary.baseline)
-        if summary.is_baseline or baseline is None or not _shows_a_rule(summary):
+        if summary.is_baseline or summary.is_reference or baseline is None or not _shows_a_rule(summary):
             continue
         if summary.identity.policy != baseline.identity.policy:
             continue  # what the policy gains must not be credited to a rule
@@ -63,7 +63,7 @@ def _figures_in(folder: Path) -> Iterator[RuleFigure]:
 def _shows_a_rule(summary: Summary) -> bool:
     """Whether its rules acted, and it was timed beside a baseline."""
     acted = summary.identity.rules and not summary.equal_to and not summary.is_control
-    return bool(acted) and summary.speed_up_chunks > 0
+    return bool(acted) and summary.pairs > 0
 
 
 def figures_of(rule: str, figures: Sequence[RuleFigure]) -> list[RuleFigure]:

@@ -9,10 +9,9 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from stepsaver.bench.cells import CellRun, Opening, Progress, open_cells, repeat_disturbed, run_missing
 from stepsaver.bench.durable import exclusive, merging, write_beside
@@ -21,6 +20,7 @@ from stepsaver.bench.experiment import ConfigSpec, Experiment
 from stepsaver.bench.experiment_file import has_changed
 from stepsaver.bench.folders import results_folder
 from stepsaver.bench.session import Chunk, TaskRun, open_session, prepare_task
+from stepsaver.bench.statistics import fewest_samples
 from stepsaver.bench.summarise import summarise
 from stepsaver.engine.curve import Curve, read_curve
 from stepsaver.engine.machine import not_idle, other_cores_now
@@ -40,6 +40,7 @@ class RunRequest:
     limit: int | None = None
     force: bool = False
     why: str = ""  # what is stored is set aside, for the record
+    repeats: int = 1  # how often everything is timed, each time in a process of its own
     repeat_disturbed: bool = False
     curve: Curve | None = None  # what forwards cost, in place of measuring it
     data_dir: Path | None = None
@@ -59,6 +60,7 @@ class Shard:
     index: int = 0
     count: int = 1
     is_alone: bool = True  # no other shard runs on this machine
+    repeat: int = 0  # which of its repeats this is
 
     @property
     def results(self) -> Path:
@@ -71,6 +73,13 @@ class Shard:
     def chunks(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         return [chunk for chunk in chunks if chunk.number % self.count == self.index]
 
+    def every_repeat(self) -> "list[Shard]":
+        return [replace(self, repeat=repeat) for repeat in range(self.request.repeats)]
+
+    @property
+    def is_last(self) -> bool:
+        return self.repeat == self.request.repeats - 1
+
     def run(self, progress: Progress, *, loaded: Transformer | None = None) -> list[str]:
         """Runs what is missing of its share; stored chunks are not run again, so it may be stopped and run again.
 
@@ -81,7 +90,11 @@ class Shard:
         tasks = [load(name, self.experiment, self.request) for name in self.request.tasks]
         with exclusive(self.results, part=self.part):
             session = open_session(
-                self.experiment, model_name=self.request.model, is_alone=self.is_alone, loaded=loaded
+                self.experiment,
+                model_name=self.request.model,
+                is_alone=self.is_alone,
+                repeat=self.repeat,
+                loaded=loaded,
             )
             session.curve = self.request.curve
             runs = (prepare_task(self.experiment, session, task, self.request.limit) for task in tasks)
@@ -120,28 +133,28 @@ def load(name: str, experiment: Experiment, request: RunRequest) -> LoadedTask:
         name,
         TaskOptions(
             data_dir=request.data_dir or spec.data_dir,
-            num_fewshot=_of_task(spec.num_fewshot, name),
-            metric=_of_task(spec.metric, name),
+            num_fewshot=spec.of_task("num_fewshot", name),
+            metric=spec.of_task("metric", name),
             confirm_run_unsafe_code=request.confirm_run_unsafe_code,
         ),
     )
-
-
-def _of_task(value: Any, task: str) -> Any:
-    """Returns a setting of the experiment for one of its tasks: the same for all, or by name."""
-    return value.get(task) if isinstance(value, dict) else value
 
 
 def _run_task(shard: Shard, task_run: TaskRun, progress: Progress) -> bool:
     """Runs a shard's chunks of a task. Returns whether all chunks are there now, including those of other shards."""
     results, experiment = shard.results, shard.experiment
     configs = with_baselines(experiment, shard.request.configs)
+    if not shard.repeat:
+        _say(too_few_samples(task_run, configs))
     place = results / task_run.folder_name / CURVE
     stored = read_curve(place) if place.exists() else None  # a damaged one shows before anything is set aside
     equal = find_equal(task_run, configs)
     _say(f"{task_run.folder_name}: {note}" for note in equal.notes())
-    baseline_of = {config.name: equal.computed_as(experiment.baseline_of(config.name)) for config in configs}
-    forced = frozenset(config.name for config in shard.request.configs) if shard.request.force else frozenset[str]()
+    beside = {
+        config.name: [equal.computed_as(other) for other in experiment.timed_beside(config.name)] for config in configs
+    }
+    is_forced = shard.request.force and not shard.repeat
+    forced = frozenset(config.name for config in shard.request.configs) if is_forced else frozenset[str]()
 
     def opened(*, force: frozenset[str] = frozenset()) -> dict[str, CellRun]:
         return open_cells(task_run, configs, results, Opening(shard.label, force, shard.request.why, shard.part))
@@ -151,25 +164,37 @@ def _run_task(shard: Shard, task_run: TaskRun, progress: Progress) -> bool:
     _say(note for cell in cells.values() for note in cell.stored.notes)
     computed = {name: cell for name, cell in cells.items() if name not in equal.leader_of}
     chunks = shard.chunks(task_run.chunks)
-    is_missing = not all(cell.has(chunk) for cell in computed.values() for chunk in chunks)
+    is_missing = not all(cell.has(chunk, shard.repeat) for cell in computed.values() for chunk in chunks)
     if shard.is_alone and (is_missing or shard.request.repeat_disturbed):
         _say(filter(None, [not_idle(other_cores_now())]))
         curve = task_run.session.measured_curve(stored)
         write_beside(place, json.dumps(curve.as_json()) + "\n")
-    run_missing(computed, chunks, progress, baseline_of=baseline_of)
+    run_missing(computed, chunks, progress, beside=beside, repeat=shard.repeat)
     with merging(results):
         if shard.part:
             cells = opened()
             computed = {name: cells[name] for name in computed}
         is_complete = all(cell.has(chunk) for cell in computed.values() for chunk in task_run.chunks)
-        if is_complete and shard.request.repeat_disturbed:
-            repeat_disturbed(task_run, computed, progress, baseline_of=baseline_of)
+        if is_complete and shard.request.repeat_disturbed and shard.is_last:
+            repeat_disturbed(task_run, computed, progress, beside=beside)
         if is_complete:
             summarise(task_run, cells, equal)
     return is_complete
 
 
 def with_baselines(experiment: Experiment, configs: Sequence[ConfigSpec]) -> list[ConfigSpec]:
-    """Returns the configs, each after its baseline."""
+    """Returns the configs, each after its baseline, and the reference."""
     names = [name for config in configs for name in (experiment.baseline_of(config.name), config.name)]
-    return [experiment.config(name) for name in dict.fromkeys(names)]
+    return [experiment.config(name) for name in dict.fromkeys([*names, *filter(None, [experiment.reference])])]
+
+
+def too_few_samples(task_run: TaskRun, configs: Sequence[ConfigSpec]) -> Iterator[str]:
+    """Yields what a task has too few samples for: no answer of a run can be good enough to keep a bound."""
+    experiment, samples = task_run.experiment, sum(len(chunk.samples) for chunk in task_run.chunks)
+    judged = [each.name for each in configs if each.name not in experiment.baselines]
+    for wanted in dict.fromkeys(experiment.success_of(name).confirm_if.drop_points for name in judged):
+        if wanted.sign == "<" and 0 < wanted.bound < 100 and (least := fewest_samples(wanted.bound / 100)) > samples:
+            yield (
+                f"{task_run.folder_name} has {samples} samples, and to show a drop {wanted} points takes at least "
+                f"{least}: this run will confirm nothing"
+            )

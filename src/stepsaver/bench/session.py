@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from lm_eval.api.instance import Instance
@@ -17,6 +18,7 @@ from stepsaver.bench.folders import task_folder
 from stepsaver.bench.identity import folder_hash, gpu_name, library_versions, peak_memory, plugin_hashes, source_hash
 from stepsaver.bench.timings import predicted_seconds
 from stepsaver.engine import registry
+from stepsaver.engine.backends import backend_for
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.curve import Curve, measure_curve
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -33,6 +35,8 @@ from stepsaver.evaluation.open_model import open_model
 from stepsaver.evaluation.records import InferencePath, RequestRecord
 from stepsaver.evaluation.task_loading import LoadedTask
 from stepsaver.evaluation.tokenizer import TextTokenizer
+
+Item = TypeVar("Item")
 
 
 @dataclass(eq=False)
@@ -52,6 +56,7 @@ class Session:
     is_alone: bool = True  # on its machine, as far as this run knows, so that its timings can be compared
     name: str = ""  # of the model, as the user gave it
     curve: Curve | None = None  # of this machine, once measured or given; never if other shards share it
+    repeat: int = 0  # 0: the run that the samples come from
 
     def measured_curve(self, stored: Curve | None = None) -> Curve:
         """Returns what forwards cost here: measured once, before the first chunk, unless what is stored fits."""
@@ -85,6 +90,7 @@ def open_session(
     model_name: str,
     has_weights: bool = True,
     is_alone: bool = True,
+    repeat: int = 0,
     loaded: Transformer | None = None,
 ) -> Session:
     """Loads the experiment's model or another one, unless it is `loaded`. Without weights it can plan but not run."""
@@ -119,25 +125,27 @@ def open_session(
         loading,
         is_alone,
         model_name,
+        repeat=repeat,
     )
 
 
 class ConfigRunner:
     """One config in a session: runs a chunk and says what it took."""
 
-    def __init__(self, session: Session, experiment: Experiment, config: ConfigSpec, path: InferencePath) -> None:
+    def __init__(self, session: Session, experiment: Experiment, config: ConfigSpec, task: LoadedTask) -> None:
         spec = experiment.spec
-        self.session, self.experiment, self.config, self.path = session, experiment, config, path
+        self.session, self.experiment, self.config = session, experiment, config
+        self.path: InferencePath = task.path
         self.settings = AdapterSettings(
             default_new_tokens=spec.decoding.max_new_tokens,
             token_limit=spec.max_new_tokens,
-            estimator=spec.estimator,
+            estimator=experiment.estimator_of(config, task.name),
             show_progress=False,
         )
         self._warm_up_seconds = 0.0
         self._engine = session.engine(experiment, config)
-        if path == "scoring":
-            self._engine.check_estimator(spec.estimator)
+        if task.path == "scoring":
+            self._engine.check_estimator(self.settings.estimator)
 
     @property
     def engine(self) -> Engine:
@@ -202,6 +210,7 @@ class ConfigRunner:
             gpu=gpu_name(self.engine.model.device),
             other_cores=other_cores,
             threads=torch.get_num_threads(),
+            repeat=self.session.repeat,
         )
 
 
@@ -223,17 +232,22 @@ class Chunk:
 
 
 def make_chunks(lm: StepsaverLM, task: LoadedTask, options: EvaluationOptions, size: int) -> list[Chunk]:
-    """Returns the samples of a task in the harness's order, `size` in a chunk."""
+    """Returns the samples of a task in the harness's order, `size` in a chunk, and in the last what is left over."""
     by_sample: dict[SampleKey, list[Instance]] = {}
     for name, requests in build_requests(lm, task, options).items():
         for request in requests:
             by_sample.setdefault(SampleKey(name, request.doc_id), []).append(request)
     keys = list(by_sample)
     chunks = []
-    for number, start in enumerate(range(0, len(keys), size)):
-        members = tuple(keys[start : start + size])
+    for number, members in enumerate(divided(keys, size)):
         chunks.append(Chunk(number, members, tuple(request for key in members for request in by_sample[key])))
     return chunks
+
+
+def divided(items: Sequence[Item], size: int) -> list[tuple[Item, ...]]:
+    """Returns groups of `size` items, the last of up to twice as many: none is smaller, unless it is the only one."""
+    groups = max(1, len(items) // size)
+    return [tuple(items[size * index : None if index == groups - 1 else size * (index + 1)]) for index in range(groups)]
 
 
 def data_hash(chunks: Sequence[Chunk]) -> str:
@@ -264,7 +278,7 @@ class TaskRun:
 
     def runner(self, config: ConfigSpec) -> ConfigRunner:
         if config.name not in self.runners:
-            self.runners[config.name] = ConfigRunner(self.session, self.experiment, config, self.task.path)
+            self.runners[config.name] = ConfigRunner(self.session, self.experiment, config, self.task)
         return self.runners[config.name]
 
     def identity(self, config: ConfigSpec) -> Identity:
@@ -276,7 +290,7 @@ class TaskRun:
             layers=session.model.config.layers,
             source=source_hash(),
             libraries=library_versions(),
-            kernels=session.model.backend.has_kernels,
+            kernels=backend_for(session.model.dtype, session.device).has_kernels,
             weights=session.weights,
             decode=decoder.text,
             rules=[registry.describe(rule) for rule in decoder.rules],
@@ -288,20 +302,21 @@ class TaskRun:
             data=self.data,
             limit=self.limit,
             seed=spec.seed,
-            estimator=spec.estimator,
+            estimator=self.runner(config).settings.estimator,
             max_new_tokens=spec.decoding.max_new_tokens,
             token_limit=spec.max_new_tokens,
             dtype=str(session.model.dtype),
             device=str(session.device),
             batch_size=session.batch_size,
-            chunk_samples=spec.chunk_samples,
+            chunk_samples=spec.chunk_of(session.batch_size),
         )
 
 
 def prepare_task(experiment: Experiment, session: Session, task: LoadedTask, limit: int | None) -> TaskRun:
     """Divides the requests that the harness makes for a task into chunks; nothing is run."""
-    runner = ConfigRunner(session, experiment, experiment.config(experiment.spec.baseline), task.path)
-    chunks = tuple(make_chunks(runner.lm(), task, EvaluationOptions(limit=limit), experiment.spec.chunk_samples))
+    runner = ConfigRunner(session, experiment, experiment.config(experiment.spec.baseline), task)
+    size = experiment.spec.chunk_of(session.batch_size)
+    chunks = tuple(make_chunks(runner.lm(), task, EvaluationOptions(limit=limit), size))
     return checked_task_run(experiment, session, task, limit, chunks, runner)
 
 
@@ -314,7 +329,7 @@ def checked_task_run(
     baseline: ConfigRunner | None = None,
 ) -> TaskRun:
     """Refuses requests that the model has no room for, before a stored result is opened or set aside."""
-    baseline = baseline or ConfigRunner(session, experiment, experiment.config(experiment.spec.baseline), task.path)
+    baseline = baseline or ConfigRunner(session, experiment, experiment.config(experiment.spec.baseline), task)
     baseline.lm().check_requests([request for chunk in chunks for request in chunk.requests])
     runners = {baseline.config.name: baseline}
     return TaskRun(experiment, session, task, limit, chunks, data_hash(chunks), runners)

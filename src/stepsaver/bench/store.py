@@ -197,20 +197,25 @@ class CellFiles:
         return [record for chunk in sorted(self.records) for record in self.records[chunk]]
 
     @property
-    def repeats(self) -> dict[tuple[int, str], Timing]:
+    def replacements(self) -> dict[tuple[int, str], Timing]:
         """Timings that replace others, by the chunk and session of those that they replace."""
         return {(each.chunk, each.instead_of): each for each in self.timings if each.instead_of}
 
     @property
+    def repeated(self) -> set[tuple[int, int]]:
+        """The chunks that were timed in a repeat, each with the repeat's number."""
+        return {(each.chunk, each.repeat) for each in self.timings if each.repeat}
+
+    @property
     def counting_timings(self) -> list[Timing]:
         """All timings but those that another one replaces."""
-        repeated = self.repeats
+        repeated = self.replacements
         return [each for each in self.timings if each.key not in repeated]
 
     @property
     def own_timings(self) -> list[Timing]:
         """One timing per stored chunk: of the session that its samples come from, or the one that replaces it."""
-        by_run, repeated = {each.key: each for each in self.timings}, self.repeats
+        by_run, repeated = {each.key: each for each in self.timings}, self.replacements
         found = []
         for chunk in sorted(self.sessions):
             timing = by_run[chunk, self.sessions[chunk]]

@@ -14,8 +14,7 @@ from stepsaver.bench.documents import (
     Kinds,
     ModelParameters,
     OtherCores,
-    Paired,
-    SpeedUp,
+    PairedAnswers,
     Summary,
     Throughput,
     TimedAgain,
@@ -24,9 +23,9 @@ from stepsaver.bench.documents import (
 from stepsaver.bench.equal import EqualConfigs, follow
 from stepsaver.bench.identity import differing_parts
 from stepsaver.bench.session import Chunk, ConfigRunner, TaskRun
-from stepsaver.bench.statistics import median_interval, paired_drop, share_interval
+from stepsaver.bench.statistics import paired, share_interval
 from stepsaver.bench.store import CellFiles
-from stepsaver.bench.timings import chunk_pairs, confirmation_p, median_rate, predicted_speed_up, speed_ups
+from stepsaver.bench.timings import Faster, chunk_pairs, compare_speeds, confirmation_p, median_rate, predicted_speed_up
 from stepsaver.engine import registry
 from stepsaver.evaluation.evaluate import EvaluationOptions, TaskResult, evaluate_task
 from stepsaver.evaluation.inert import inert_setting
@@ -48,14 +47,21 @@ def summarise(task_run: TaskRun, cells: dict[str, CellRun], equal: EqualConfigs)
         check_coverage(task_run.chunks, cell.stored)
     disturbed = disturbed_chunks({name: each for name, each in cells.items() if name not in equal.leader_of})
     scored = {name: score_cell(task_run, cell) for name, cell in cells.items()}
+    experiment, counting = task_run.experiment, {name: each.stored.counting_timings for name, each in cells.items()}
+    # if the baseline took over an equal config's answers, that one was timed beside the others in every session
+    baselines = {name: equal.computed_as(experiment.baseline_of(name)) for name in cells}
+    faster = compare_speeds({name: chunk_pairs(counting[name], counting[other]) for name, other in baselines.items()})
+    reference = equal.computed_as(experiment.reference) if experiment.reference else ""
+    beside = counting.get(reference, [])
+    over_reference = compare_speeds({name: chunk_pairs(mine, beside) for name, mine in counting.items()})
     for name, cell in cells.items():
-        # if the baseline took over an equal config's answers, that one was timed beside the others in every session
-        baseline = equal.computed_as(task_run.experiment.baseline_of(name))
+        baseline = baselines[name]
         cell.stored.write_scores(scored[name].documents)
-        summary = build_summary(task_run, cell, cells[baseline], scored[name], scored[baseline])
+        summary = build_summary(task_run, cell, cells[baseline], scored[name], scored[baseline], faster[name])
         inert = [Inert(**each._asdict()) for each in equal.inert.get(name, ())]
         more = {
-            "is_control": not summary.is_baseline
+            "over_reference": over_reference[name].stored() if reference else None,
+            "is_control": not (summary.is_baseline or summary.is_reference)
             and _does_the_same(summary, cell, cells[baseline])
             and _cannot_act(cell, inert),
             "disturbed_chunks": sorted({each.chunk for each in disturbed if each.config == name}),
@@ -82,7 +88,7 @@ def _cannot_act(cell: CellRun, inert: Sequence[Inert]) -> bool:
 def batch_invariance(task_run: TaskRun, cell: CellRun, chunk: Chunk) -> BatchInvariance:
     """Decodes a few stored samples again, each alone, and counts those that come out differently."""
     session = replace(task_run.session, batch_size=1)
-    alone = ConfigRunner(session, task_run.experiment, cell.runner.config, task_run.task.path)
+    alone = ConfigRunner(session, task_run.experiment, cell.runner.config, task_run.task)
     stored = {record.key: record for record in cell.stored.records[chunk.number]}
     few = {key.document for key in chunk.samples[:INVARIANCE_SAMPLES]}
     requests = [each for each in chunk.requests if each.doc_id in few]
@@ -107,7 +113,12 @@ def score_cell(task_run: TaskRun, cell: CellRun) -> TaskResult:
 
 
 def build_summary(
-    task_run: TaskRun, cell: CellRun, baseline: CellRun, result: TaskResult, baseline_result: TaskResult
+    task_run: TaskRun,
+    cell: CellRun,
+    baseline: CellRun,
+    result: TaskResult,
+    baseline_result: TaskResult,
+    faster: Faster,
 ) -> Summary:
     """Returns all that follows from the stored chunks of a cell and of its baseline; nothing is run."""
     timings, base_timings = cell.stored.own_timings, baseline.stored.own_timings
@@ -115,9 +126,9 @@ def build_summary(
     base_values = {(each.task, each.document): each.value for each in baseline_result.documents}
     keys = sorted(values.keys() & base_values.keys())
     name, experiment, identity = cell.runner.config.name, task_run.experiment, cell.identity
-    drop = paired_drop([base_values[key] for key in keys], [values[key] for key in keys])
+    scores = paired([base_values[key] for key in keys], [values[key] for key in keys])
     pairs = chunk_pairs(cell.stored.counting_timings, baseline.stored.counting_timings)
-    ups, accuracy = speed_ups(pairs), share_interval(sum(values.values()), len(values))
+    accuracy = share_interval(sum(values.values()), len(values))
     predicted, by = predicted_speed_up(pairs, timings, base_timings)
     effective, provenance = identity.as_json(), cell.stored.provenance
     assert provenance is not None, "an open cell says where its run began"
@@ -133,20 +144,26 @@ def build_summary(
         samples=len(values),
         baseline=experiment.baseline_of(name),
         is_baseline=name in experiment.baselines,
+        is_reference=experiment.is_reference(name),
         is_control=False,
         unlike_baseline=differing_parts(identity, baseline.identity),
         different_answers=_different_answers(cell.stored, baseline.stored),
-        paired=Paired(drop_points=drop.drop.scaled(100), lost=drop.lost, won=drop.won, mcnemar_p=drop.p_value),
-        speed_up=SpeedUp(**{measure: median_interval(ratios) for measure, ratios in ups.items()}),
-        speed_up_chunks=len(pairs),
+        paired=PairedAnswers(
+            drop_points=scores.drop().scaled(100),
+            test=scores.test,
+            lost=scores.lost,
+            won=scores.won,
+            mcnemar_p=scores.mcnemar_p(),
+        ),
+        speed_up=faster.stored(),
+        over_reference=None,
+        pairs=len(pairs),
         rate=median_rate([ours for ours, _ in pairs]),
         timed_again=_timed_again(cell.stored),
         chunks=len(timings),
         chunks_not_comparable=sum(not each.comparable for each in timings),
-        sessions=len({each.session for each in timings}),
-        confirmation_p=confirmation_p(
-            ups, [base_values[key] - values[key] for key in keys], experiment.success_of(name).confirm_if
-        ),
+        sessions=len({ours.process for ours, _ in pairs}),
+        confirmation_p=confirmation_p(faster, scores, experiment.success_of(name).confirm_if),
         predicted=predicted,
         predicted_by=by,
         throughput=_throughput(timings),
@@ -189,7 +206,7 @@ def _timed_again(files: CellFiles) -> list[TimedAgain]:
     before = {each.key: each.seconds for each in files.timings}
     return [
         TimedAgain(chunk=each.chunk, seconds=each.seconds, seconds_before=before[replaced])
-        for replaced, each in files.repeats.items()
+        for replaced, each in files.replacements.items()
         if replaced in before
     ]
 

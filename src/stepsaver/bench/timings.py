@@ -8,9 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
-from stepsaver.bench.documents import Timing
+from stepsaver.bench.documents import SpeedUp, Timing
 from stepsaver.bench.experiment import Criterion
-from stepsaver.bench.statistics import Interval, bootstrap_p, median_interval
+from stepsaver.bench.statistics import (
+    UNKNOWN,
+    Interval,
+    Mean,
+    PairedScores,
+    Ratio,
+    mean_of,
+    median_interval,
+    pooled_sessions,
+    ratio_interval,
+    ratio_p,
+    spread_of,
+)
 from stepsaver.engine.cost import entry_flops
 from stepsaver.engine.curve import Curve
 from stepsaver.engine.models.config import ModelConfig
@@ -69,26 +81,52 @@ def chunk_pairs(timings: Sequence[Timing], baseline: Sequence[Timing]) -> list[P
     return [(each, theirs[each.key]) for each in ours if each.key in theirs]
 
 
-def speed_ups(pairs: list[Pair]) -> dict[str, list[float]]:
-    """Returns a ratio per pair, by tokens per second and by seconds per sample: garbage raises the first, short answers
-    the second.
-    """
+class Ratios(NamedTuple):
+    """By how much a config is faster on each chunk, by both measures."""
+
+    tokens_per_s: list[Ratio]  # garbage raises it
+    seconds_per_sample: list[Ratio]  # short answers raise it
+
+
+def speed_ups(pairs: Sequence[Pair]) -> Ratios:
     rates = [(ours.tokens / ours.seconds) / (base.tokens / base.seconds) for ours, base in pairs]
     times = [(base.seconds / base.samples) / (ours.seconds / ours.samples) for ours, base in pairs]
-    return {"tokens_per_s": rates, "seconds_per_sample": times}
+    keys = [(ours.chunk, ours.process) for ours, _ in pairs]
+    return Ratios(*([Ratio(*key, each) for key, each in zip(keys, found, strict=True)] for found in (rates, times)))
 
 
-def confirmation_p(ratios: dict[str, list[float]], drops: list[float], wanted: Criterion) -> float:
-    """Returns the p-value against "it does not meet both bounds": the largest of those against each bound."""
-    if not drops or not all(ratios.values()):
-        return 1.0
-    up, drop = wanted.speed_up, wanted.drop_points
-    values = [0.0]  # a bound on the measured value itself is no hypothesis to be tested
-    if not up.is_measured:
-        values += [bootstrap_p(each, up.bound, statistic="median", above=up.sign == ">") for each in ratios.values()]
-    if not drop.is_measured:
-        values.append(bootstrap_p(drops, drop.bound / 100, statistic="mean", above=drop.sign == ">"))
-    return max(values)
+class Faster(NamedTuple):
+    """The mean log ratio of a config by each measure; None if no pair was timed."""
+
+    tokens_per_s: Mean | None
+    seconds_per_sample: Mean | None
+
+    def stored(self) -> SpeedUp:
+        found = {name: UNKNOWN if mean is None else ratio_interval(mean) for name, mean in self._asdict().items()}
+        return SpeedUp(**found)
+
+    def p_value(self, bound: float, *, above: bool) -> float:
+        return max(1.0 if mean is None else ratio_p(mean, bound, above=above) for mean in self)
+
+
+def compare_speeds(pairs: Mapping[str, Sequence[Pair]]) -> dict[str, Faster]:
+    """Returns how much faster each config is. What sessions add is pooled over the configs, for each measure."""
+    ratios = {name: speed_ups(each) for name, each in pairs.items()}
+    itself = {name for name, each in pairs.items() if all(ours is base for ours, base in each)}
+    found: dict[str, dict[str, Mean | None]] = {name: dict.fromkeys(Faster._fields) for name in pairs}
+    for measure in Faster._fields:
+        spreads = {name: spread_of(of_config) for name, each in ratios.items() if (of_config := getattr(each, measure))}
+        sessions = pooled_sessions(spread for name, spread in spreads.items() if name not in itself)
+        for name, spread in spreads.items():
+            found[name][measure] = Mean(0.0, 0.0, 1) if name in itself else mean_of(spread, sessions)
+    return {name: Faster(**each) for name, each in found.items()}
+
+
+def confirmation_p(faster: Faster, drop: PairedScores, wanted: Criterion) -> float:
+    """Returns the p-value against "it does not meet both bounds": the larger of those against each bound."""
+    up, points = wanted.speed_up, wanted.drop_points
+    of_speed = faster.p_value(up.bound, above=up.sign == ">")
+    return max(of_speed, drop.p_value(points.bound / 100, above=points.sign == ">"))
 
 
 def predicted_seconds(curve: Curve, config: ModelConfig, records: Iterable[ForwardRecord]) -> float:

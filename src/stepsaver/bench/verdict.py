@@ -11,7 +11,7 @@ from stepsaver.bench.statistics import Interval, holm
 
 Outcome = Literal["confirmed", "rejected", "undecided"]
 Control = Literal["control"]  # does exactly the baseline's work: nothing to confirm or to reject
-LEAST_CHUNKS = 8
+LEAST_PAIRS = 8  # of a chunk and a session
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class ConfigVerdict:
     speed_up: Interval  # the smaller one, by tokens/s or by seconds per sample
     drop_points: Interval
     baseline: str
+    over_reference: Interval | None  # likewise, over autoregressive decoding
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Verdict:
 def judge(summaries: list[Summary], success_of: Callable[[str], Success]) -> Verdict:
     """Confirmed against a baseline if any config is (after Holm's correction), rejected if all are, else undecided.
 
-    Controls do not count. With several baselines the hypothesis has to hold against each of them.
+    Controls and the reference do not count. With several baselines the hypothesis has to hold against each of them.
     """
-    others = [each for each in summaries if not each.is_baseline]
+    others = [each for each in summaries if not each.is_baseline and not each.is_reference]
     standing = holm({each.config: each.confirmation_p for each in others if not each.is_control})
     judged = [_judge_one(each, success_of(each.config), stands=each.config in standing) for each in others]
     if not judged:
@@ -76,7 +77,8 @@ def _judge_one(summary: Summary, success: Success, *, stands: bool) -> ConfigVer
     outcome, reason = _outcome(up, drop, summary, success)
     if outcome == "confirmed" and not stands:
         outcome, reason = "undecided", "both bounds hold on the intervals, but not after correcting for all configs"
-    return ConfigVerdict(summary.config, outcome, reason, up, drop, summary.baseline)
+    over = summary.over_reference.smaller if summary.over_reference else None
+    return ConfigVerdict(summary.config, outcome, reason, up, drop, summary.baseline, over)
 
 
 def _outcome(up: Interval, drop: Interval, summary: Summary, success: Success) -> tuple[Outcome | Control, str]:
@@ -84,21 +86,19 @@ def _outcome(up: Interval, drop: Interval, summary: Summary, success: Success) -
         return "control", "it does exactly the baseline's work"
     if isnan(up.value):
         return "undecided", _why_no_speed_up(summary)
-    if summary.speed_up_chunks < LEAST_CHUNKS:
-        return "undecided", f"only {summary.speed_up_chunks} of at least {LEAST_CHUNKS} chunks are timed"
+    if summary.pairs < LEAST_PAIRS:
+        return "undecided", _too_few_pairs(summary)
     wanted, unwanted = success.confirm_if, success.reject_if
     if surely(up, wanted.speed_up) and surely(drop, wanted.drop_points):
-        if wanted.speed_up.is_measured or wanted.drop_points.is_measured:
-            return "confirmed", f"the speed-up is {_bound(wanted.speed_up)}, the drop {_bound(wanted.drop_points)}"
         return "confirmed", "both bounds hold on the intervals"
     if surely(up, unwanted.speed_up):
-        return "rejected", f"the speed-up is {_bound(unwanted.speed_up)}"
+        return "rejected", f"the speed-up is {unwanted.speed_up} on its interval"
     if surely(drop, unwanted.drop_points):
-        return "rejected", f"the drop is {_bound(unwanted.drop_points, 'points')}"
+        return "rejected", f"the drop is {unwanted.drop_points} points on its interval"
     if _surely_not(up, wanted.speed_up):
-        return "rejected", f"the speed-up is not {_bound(wanted.speed_up)}"
+        return "rejected", f"the speed-up is not {wanted.speed_up} on its interval"
     if _surely_not(drop, wanted.drop_points):
-        return "rejected", f"the drop is not {_bound(wanted.drop_points, 'points')}"
+        return "rejected", f"the drop is not {wanted.drop_points} points on its interval"
     return "undecided", _what_would_decide(up, drop, summary, success)
 
 
@@ -108,22 +108,18 @@ def _why_no_speed_up(summary: Summary) -> str:
     return "no chunk was timed beside the baseline in one session"
 
 
-def _bound(condition: Condition, unit: str = "") -> str:
-    """Returns, in words, the bound and what it was compared with."""
-    number = f"{condition.sign} {condition.bound:g} {unit}".rstrip()
-    return f"{number} {'as measured' if condition.is_measured else 'on its interval'}"
+def _too_few_pairs(summary: Summary) -> str:
+    """Says how often it would have to be timed, since the task has no more chunks."""
+    timed = f"{summary.pairs} pair{'s' * (summary.pairs > 1)} of a chunk and a session"
+    return f"timed on {timed}; {LEAST_PAIRS} decide, which takes `run --repeats {ceil(LEAST_PAIRS / summary.chunks)}`"
 
 
 def surely(interval: Interval, condition: Condition) -> bool:
-    """Whether the whole interval meets a bound, or the value does if the bound asks for that."""
-    if condition.is_measured:
-        return interval.value > condition.bound if condition.sign == ">" else interval.value < condition.bound
+    """Whether the whole interval meets a bound."""
     return interval.low > condition.bound if condition.sign == ">" else interval.high < condition.bound
 
 
 def _surely_not(interval: Interval, condition: Condition) -> bool:
-    if condition.is_measured:
-        return not surely(interval, condition)
     return interval.high <= condition.bound if condition.sign == ">" else interval.low >= condition.bound
 
 
@@ -133,8 +129,8 @@ def _what_would_decide(up: Interval, drop: Interval, summary: Summary, success: 
     """
     factor = 1.0
     for interval, condition in ((up, success.confirm_if.speed_up), (drop, success.confirm_if.drop_points)):
-        if condition.is_measured:
-            continue
+        if isnan(interval.low):
+            return "too little was timed for an interval"
         distance = abs(interval.value - condition.bound)
         width = max(interval.high - interval.value, interval.value - interval.low)
         if distance == 0:
@@ -143,8 +139,13 @@ def _what_would_decide(up: Interval, drop: Interval, summary: Summary, success: 
     return f"about {ceil((factor - 1) * summary.samples)} more samples would decide it"
 
 
+def times(up: Interval) -> str:
+    return f"{up.value:.2f}x" + (f" [{up.low:.2f}, {up.high:.2f}]" if not isnan(up.low) else "")
+
+
 def figures(each: ConfigVerdict) -> str:
     """Returns speed-up and drop with their intervals, in words."""
-    up, drop = each.speed_up, each.drop_points
-    speed = "no speed-up" if isnan(up.value) else f"{up.value:.2f}x [{up.low:.2f}, {up.high:.2f}]"
-    return f"{speed} at a drop of {drop.value:.1f} [{drop.low:.1f}, {drop.high:.1f}] points"
+    up, drop, over = each.speed_up, each.drop_points, each.over_reference
+    speed = "no speed-up" if isnan(up.value) else times(up)
+    also = "" if over is None or isnan(over.value) else f", {times(over)} of autoregressive decoding,"
+    return f"{speed}{also} at a drop of {drop.value:.1f} [{drop.low:.1f}, {drop.high:.1f}] points"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WHEN_STOPPED = "every finished chunk is stored, and the same command goes on from there"
 HELP = "run what is missing of an experiment"
 RESOURCES = {"partition": str, "account": str, "gres": str, "minutes": int, "cpus": int, "memory_gb": int}
-COUNTED = ("minutes", "cpus", "memory_gb", "shards")
+COUNTED = ("minutes", "cpus", "memory_gb", "shards", "repeats")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--force", action="store_true", help="set aside what is stored of the chosen configs, run again"
     )
     parser.add_argument("--why", metavar="TEXT", help="with --force: what is wrong with them; stays on record")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=1,
+        metavar="N",
+        help="time everything N times, each time in a fresh process; what is timed already is not timed again",
+    )
     parser.add_argument(
         "--repeat-disturbed",
         action="store_true",
@@ -77,6 +84,8 @@ def run(options: argparse.Namespace) -> int:
     for name in COUNTED:
         if (given := getattr(options, name)) is not None and given < 1:
             raise UsageError(f"--{name.replace('_', '-')} {given} is not positive")
+    if options.repeats > 1 and options.shards > 1 and options.runner == "local":
+        raise UsageError("--repeats is for timings, and shards that share a machine give none: leave --shards out")
     runner, resources = find_runner(options.runner), _resources(options, experiment.spec.resources)
     share, request = _share(options), request_of(options, chosen)
     say_remarks(experiment)
@@ -111,8 +120,11 @@ def _share(options: argparse.Namespace) -> tuple[int, int] | None:
 
 
 def _run_share(shard: "Shard", chosen: Chosen) -> int:
+    from stepsaver.bench.folders import logs_folder
+    from stepsaver.bench.runners.local import run_repeats
+
     with counting_progress("running") as progress:
-        complete = shard.run(progress)
+        complete = run_repeats(shard, logs_folder(chosen.experiment), progress)
     if set(complete) == set(chosen.cell_folders.values()):
         return show_results(chosen, shard.request)
     print(f"share {shard.index + 1} of {shard.count} is stored; the one that ends last writes the results")
@@ -148,6 +160,7 @@ def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunRequest":
         limit=options.limit,
         force=options.force,
         why=options.why or "",
+        repeats=options.repeats,
         repeat_disturbed=options.repeat_disturbed,
         curve=given_curve(options),
         data_dir=options.data_dir and require_folder(options.data_dir).resolve(),

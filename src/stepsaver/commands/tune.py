@@ -167,7 +167,7 @@ def _problems(
 
 
 def _print_plan(session: "Session", problems: "SplitProblems", aim: "Aim") -> None:
-    from stepsaver.tune.confirm import least_problems
+    from stepsaver.bench.statistics import fewest_samples
     from stepsaver.tune.tuning import SHARE_OF_SEARCH, space_of
 
     space = space_of(session, problems)
@@ -179,7 +179,7 @@ def _print_plan(session: "Session", problems: "SplitProblems", aim: "Aim") -> No
     minutes = aim.budget / 60
     print(f"search: {search.count} problems of {search.task_run.task.name}, {SHARE_OF_SEARCH * minutes:.1f} min")
     print(f"confirm: {fresh.count} fresh problems of {fresh.task_run.task.name}, the rest of {minutes:.1f} min")
-    least = least_problems(aim.limit, aim.confidence)
+    least = fewest_samples(aim.limit, aim.confidence)
     print(f"a drop below {aim.max_drop:g} points at {100 * aim.confidence:g} % needs at least {least} fresh problems")
     if search.measure == "agreement":
         print(f"no labels: the drop is one of agreement with plain decoding ({search.task_run.task.accuracy})")

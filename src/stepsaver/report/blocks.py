@@ -11,7 +11,7 @@ Block = dict[str, Any]
 TableEntry = dict[str, Any]
 Row = Sequence[TableEntry]
 TERMINAL = 80  # columns
-LEAST_NAME = 12
+LEAST_NAME = 10
 
 
 def cell(text: str, value: float | str | None = None, *, small: str = "", tone: str = "") -> TableEntry:

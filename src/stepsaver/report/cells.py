@@ -65,10 +65,11 @@ class ReportTask:
         return [cell.summary for cell in self.cells if cell.summary is not None]
 
     def by_baseline(self) -> list[tuple[Summary | None, list[Summary]]]:
-        """Returns what is done: each baseline, None if it is not, with the configs that are compared with it."""
+        """Returns what is done: each baseline, None if it is not, with the configs that are judged against it."""
         done = {each.config: each for each in self.summaries}
         names = self.experiment.baselines
-        groups = {name: [each for each in done if self.experiment.baseline_of(each) == name] for name in names}
+        shown = [each for each in done if not self.experiment.is_reference(each)]
+        groups = {name: [each for each in shown if self.experiment.baseline_of(each) == name] for name in names}
         return [
             (done.get(name), [done[each] for each in group if each != name]) for name, group in groups.items() if group
         ]

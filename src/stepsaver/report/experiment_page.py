@@ -79,7 +79,8 @@ def _qualified(task: ReportTask, sentence: str) -> str:
 
 def _criterion(experiment: Experiment) -> str:
     """Returns what was asked, in a sentence; every baseline is named once for each criterion."""
-    configs = [each.name for each in experiment.configs if each.name not in experiment.baselines]
+    known = {*experiment.baselines, experiment.reference}
+    configs = [each.name for each in experiment.configs if each.name not in known]
     asked = dict.fromkeys((experiment.baseline_of(name), experiment.success_of(name)) for name in configs)
     bounds = [
         f"a speed-up {success.confirm_if.speed_up} with a drop {success.confirm_if.drop_points} points against {name}"

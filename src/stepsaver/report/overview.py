@@ -196,7 +196,8 @@ def _metrics(overview: Overview) -> Block:
     for name, tasks in overview.by_benchmark().items():
         found = [(one, f"{one.config} ({task.experiment.name})") for task in tasks for one in task.summaries]
         best, best_name = max(found, key=lambda each: each[0].accuracy)
-        fastest, fastest_name = max(found, key=lambda each: each[0].rate.value if each[0].rate else 0)
+        own = [each for each in found if not each[0].is_reference]
+        fastest, fastest_name = max(own, key=lambda each: each[0].rate.value if each[0].rate else 0)
         rows.append(
             [
                 named(name),

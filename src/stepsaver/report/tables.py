@@ -8,12 +8,14 @@ from math import isnan
 from typing import Any
 
 from stepsaver.bench.documents import Summary, TimedAgain
-from stepsaver.bench.experiment import ConfigSpec
+from stepsaver.bench.experiment import ConfigSpec, Criterion
+from stepsaver.bench.statistics import most_configs
 from stepsaver.bench.verdict import Verdict
 from stepsaver.report.blocks import (
     TERMINAL,
     Block,
     Row,
+    TableEntry,
     bare,
     cell,
     estimate,
@@ -26,16 +28,23 @@ from stepsaver.report.blocks import (
 from stepsaver.report.cells import ReportCell, ReportTask
 
 COLUMNS = (
-    "config", "verdict", "right", "drop in points", "speed-up", "predicted", "tokens/s", "tokens", "forwards",
-    "left out",
+    "config", "verdict", "right", "drop in points", "speed-up", "over AR", "predicted", "tokens/s", "tokens",
+    "forwards", "left out",
 )  # fmt: skip
-NARROW = 5  # of these columns fit a terminal
+NARROW = 6  # of these columns fit a terminal
 CAPTION = (
-    "Intervals are 95 %. The speed-up is the smaller one of tokens per second and seconds per sample, measured beside "
-    "the config's baseline on the same chunks; tokens/s is the median over these chunks. A control does exactly the "
-    "baseline's work. Predicted: what the executed operations would give. Left out: the share of the baseline's "
-    "row-layers that were not computed."
+    "Decisions use 95 % confidence intervals. The speed-up is the smaller one of tokens per second and seconds per "
+    "sample, measured beside the config's baseline on the same chunks: a mean of log ratios, with chunks and sessions "
+    "as crossed random effects; tokens/s is the median over these chunks. Over AR: likewise, over autoregressive "
+    "decoding by the same engine, a reference that is not judged. A control does exactly the baseline's work. "
+    "Predicted: what the executed operations would give. Left out: the share of the baseline's row-layers that were "
+    "not computed."
 )
+DROP_BY = {
+    "score": "The drop's interval is Tango's, of paired shares.",
+    "t": "The drop's interval is Student's, of paired differences: the metric is not only 0 or 1.",
+}
+MANY = 1000  # configs: more than any experiment has
 TONES = {"confirmed": "good", "rejected": "bad", "running": "open", "failed": "bad", "incomplete": "open"}
 HEADINGS = {"k": "Reuse K", "layers": "Layer Subset"}  # what the source's complete results table calls a rule's fields
 
@@ -64,10 +73,11 @@ def result_rows(
                 named(one.config, small="; ".join(does)),
                 named(judged.outcome, small=judged.reason, tone=TONES.get(judged.outcome, ""))
                 if judged
-                else named("baseline"),
+                else named(unjudged(one)),
                 estimate((one.accuracy, *one.accuracy_interval), ".1f", factor=100, suffix=" %"),
                 cell("-") if one.is_baseline else estimate(one.paired.drop_points, ".1f"),
                 cell("1.00x", 1.0) if one.is_baseline else estimate(one.speed_up.smaller, ".2f", suffix="x"),
+                _over_reference(one),
                 number(None if one.is_baseline else one.predicted, ".2f", suffix="x"),
                 estimate(one.rate, ",.0f") if one.rate else cell("-"),
                 number(one.throughput.tokens, ",.0f"),
@@ -78,12 +88,39 @@ def result_rows(
     return rows
 
 
+def unjudged(summary: Summary) -> str:
+    """Returns what stands in the place of an outcome."""
+    return "reference" if summary.is_reference else "baseline"
+
+
+def _over_reference(one: Summary) -> TableEntry:
+    over = one.over_reference.smaller if one.over_reference else None
+    return cell("-") if one.is_reference or over is None else estimate(over, ".2f", suffix="x")
+
+
+def result_caption(summaries: Sequence[Summary], wanted: Criterion) -> str:
+    """Returns how the table's figures came about, and what a run of its size can decide."""
+    tests, sessions = {each.paired.test for each in summaries}, max(each.sessions for each in summaries)
+    said = [CAPTION, *(text for test, text in DROP_BY.items() if test in tests)]
+    if sessions > 1:
+        said.append(f"Timed in {sessions} sessions.")
+    else:
+        said.append("Timed in one session: what differs between sessions is in no interval.")
+    samples, bound = summaries[0].samples, wanted.drop_points
+    if bound.sign == "<" and 0 < bound.bound < 100:
+        most = most_configs(samples, bound.bound / 100)
+        among = f"among at most {most:.0f} configs" if most < MANY else "however many configs there are"
+        can = f"can show a drop {bound} points {among}, by Holm's correction" if most else "cannot decide this bound"
+        said.append(f"A run of {samples:,} samples {can}.")
+    return " ".join(said)
+
+
 def result_text(summaries: Sequence[Summary], verdict: Verdict, *, is_wide: bool = False) -> str:
     """Returns the table for a terminal: within 80 columns, or everything."""
     rows = result_rows(summaries, verdict)
     if is_wide:
         return plain_table(text_rows(rows), COLUMNS)
-    short = [[*bare(row[:3]), *row[3:NARROW]] for row in rows]
+    short = [[*bare(row[:3]), *row[3 : NARROW - 1], *bare(row[NARROW - 1 : NARROW])] for row in rows]
     return plain_table(text_rows(short), COLUMNS[:NARROW], width=TERMINAL)
 
 
@@ -93,7 +130,8 @@ def result_table(task: ReportTask) -> Block:
     found = result_rows(task.summaries, task.verdict(), configs) if task.done else []
     done = {row[0]["text"]: row for row in found}
     rows = [done.get(each.name) or _unfinished(each) for each in task.cells]
-    return table("Results", COLUMNS, rows, caption=CAPTION, name="results")
+    caption = result_caption(task.summaries, task.experiment.spec.success.confirm_if) if task.done else CAPTION
+    return table("Results", COLUMNS, rows, caption=caption, name="results")
 
 
 def _unfinished(each: ReportCell) -> Row:
@@ -133,7 +171,7 @@ def complete_table(task: ReportTask) -> Block:
                 estimate(one.rate, ".2f") if one.rate else cell("-"),
                 number(one.throughput.tokens, ",.0f"),
                 number(one.throughput.decode_seconds, ".3g", factor=1 / 3600),
-                cell("; ".join(_notes(task, one, outcomes.get(one.config, "Baseline")))),
+                cell("; ".join(_notes(task, one, outcomes.get(one.config, unjudged(one).capitalize())))),
             ]
         )
     return table("Complete Results Table", columns, rows, name="complete")
@@ -157,7 +195,7 @@ def timed_again(repeat: TimedAgain) -> str:
 
 def as_csv(tasks: Sequence[ReportTask]) -> str:
     """Returns a row per task and config, numbers as they are stored."""
-    stream, estimates = io.StringIO(), ("accuracy", "drop_points", "speed_up", "tokens_per_s")
+    stream, estimates = io.StringIO(), ("accuracy", "drop_points", "speed_up", "over_reference", "tokens_per_s")
     writer = csv.writer(stream)
     bounds = [f"{name}{bound}" for name in estimates for bound in ("", "_low", "_high")]
     writer.writerow(("experiment", "task", "config", "verdict", "samples", *bounds, "predicted", "forwards"))
@@ -165,8 +203,15 @@ def as_csv(tasks: Sequence[ReportTask]) -> str:
         outcomes = {each.config: each.outcome for each in task.verdict().configs}
         for one in task.summaries:
             found = (one.accuracy, *one.accuracy_interval), one.paired.drop_points, one.speed_up.smaller
-            numbers = [*found[0], *found[1], *found[2], *(one.rate or ("", "", ""))]
+            over = one.over_reference.smaller if one.over_reference else ("", "", "")
+            numbers = [*found[0], *found[1], *found[2], *over, *(one.rate or ("", "", ""))]
             shown = ["" if isinstance(each, float) and isnan(each) else each for each in numbers]
-            start = (task.experiment.name, task.folder, one.config, outcomes.get(one.config, "baseline"), one.samples)
+            start = (
+                task.experiment.name,
+                task.folder,
+                one.config,
+                outcomes.get(one.config, unjudged(one)),
+                one.samples,
+            )
             writer.writerow((*start, *shown, one.predicted, one.cost.forwards))
     return stream.getvalue()

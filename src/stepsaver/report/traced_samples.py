@@ -32,7 +32,8 @@ def config_to_trace(task: ReportTask, name: str | None) -> ConfigSpec:
         return experiment.config(name)
     tried = [each for each in task.verdict().configs if each.outcome != "control"]
     judged = sorted(tried, key=lambda each: each.speed_up.value)
-    others = [each.name for each in experiment.configs if each.name not in experiment.baselines]
+    known = {*experiment.baselines, experiment.reference}
+    others = [each.name for each in experiment.configs if each.name not in known]
     return experiment.config(judged[-1].config if judged else (others or [experiment.spec.baseline])[0])
 
 

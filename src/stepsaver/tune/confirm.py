@@ -18,6 +18,7 @@ from pydantic import Field
 
 from stepsaver.bench.documents import Stored, StoredInterval
 from stepsaver.bench.durable import write_beside
+from stepsaver.bench.statistics import fewest_samples
 from stepsaver.bench.store import read_json
 from stepsaver.engine.errors import UsageError
 from stepsaver.tune.observed import NORMAL, Goal, Observed, drop_interval, speed_interval
@@ -84,14 +85,6 @@ def confidence_of(attempt: int, confidence: float) -> float:
     return 1 - (1 - confidence) / 2 ** (attempt - 1)
 
 
-def least_problems(limit: float, confidence: float) -> int:
-    """Returns the fewest problems that can confirm: with fewer, even without a single difference, the drop's interval
-    still contains the limit.
-    """
-    distance = NORMAL.inv_cdf(0.5 + confidence / 2) ** 2
-    return ceil(distance * (1 - limit) / limit) + 1
-
-
 def problems_needed(seen: Observed, goal: Goal, confidence: float) -> int:
     """Returns how many problems confirm a candidate with `POWER`, even if it is a little worse than the search saw it;
     all there are if no number is enough.
@@ -102,7 +95,7 @@ def problems_needed(seen: Observed, goal: Goal, confidence: float) -> int:
         return goal.fresh_problems
     deviations = NORMAL.inv_cdf(0.5 + confidence / 2) + NORMAL.inv_cdf(POWER)
     needed = ceil(seen.variance * (deviations / distance) ** 2)
-    return min(max(needed, least_problems(goal.limit, confidence)), goal.fresh_problems)
+    return min(max(needed, fewest_samples(goal.limit, confidence)), goal.fresh_problems)
 
 
 def judged(attempt: Attempt, seen: Observed, limit: float) -> Attempt:
@@ -145,7 +138,7 @@ def confirm(attempts: Attempts, ranked: Iterable[tuple[str, Observed]], trials: 
             continue
         confidence = confidence_of(number, goal.confidence)
         problems = trials.affordable(name, problems_needed(seen, goal, confidence))
-        if problems < least_problems(goal.limit, confidence):
+        if problems < fewest_samples(goal.limit, confidence):
             return
         begun = Attempt(name=name, number=number, confidence=confidence, problems=problems)
         attempts.record(begun)

@@ -1,14 +1,11 @@
 """What was seen of a candidate beside plain decoding: intervals, and how promising that makes it."""
 
 from dataclasses import dataclass
-from math import exp, inf, log, sqrt
-from statistics import NormalDist, fmean, median
+from math import inf, log, sqrt
+from statistics import fmean, median, stdev
 
-from scipy.special import stdtrit
+from stepsaver.bench.statistics import NORMAL, Interval, Mean, ratio_interval, score_interval
 
-from stepsaver.bench.statistics import Interval
-
-NORMAL = NormalDist()
 NEVER_SEEN = 1.0  # a difference that is added to a variance: few problems cannot tell none from one
 SPREAD = 0.01  # of candidates' drops around half the limit, as far as is known before any problem is run
 
@@ -74,34 +71,7 @@ class Goal:
 
 
 def drop_interval(seen: Observed, confidence: float) -> Interval:
-    """Returns Tango's score interval of a difference of paired shares (Statistics in Medicine 17, 1998).
-
-    It keeps its level if differences are few, and does not shrink to a point if there are none, as a bootstrap does.
-    """
-    distance = NORMAL.inv_cdf(0.5 + confidence / 2)
-    return Interval(seen.drop, _score_bound(seen, distance), _score_bound(seen, -distance))
-
-
-def _score_bound(seen: Observed, distance: float) -> float:
-    """Returns the true difference that what was seen is `distance` deviations above: the lower bound if positive."""
-    near, far = seen.drop, -1.0 if distance > 0 else 1.0
-    for _ in range(40):
-        middle = (near + far) / 2
-        if abs(_score(seen, middle)) < abs(distance):
-            near = middle
-        else:
-            far = middle
-    return (near + far) / 2
-
-
-def _score(seen: Observed, difference: float) -> float:
-    """Returns Tango's statistic: the deviations between what was seen and a true difference."""
-    count, lost, won = seen.problems, seen.lost, seen.won
-    linear = -lost - won + (2 * count - lost + won) * difference
-    constant = -won * difference * (1 - difference)
-    likeliest = (sqrt(max(linear**2 - 8 * count * constant, 0.0)) - linear) / (4 * count)  # share of those won
-    variance = count * (2 * likeliest + difference * (1 - difference))
-    return (lost - won - count * difference) / sqrt(variance) if variance > 0 else inf * (lost - won or 1)
+    return score_interval(seen.problems, seen.lost, seen.won, confidence)
 
 
 def speed_interval(speed_ups: tuple[float, ...], confidence: float) -> Interval:
@@ -110,7 +80,4 @@ def speed_interval(speed_ups: tuple[float, ...], confidence: float) -> Interval:
     if count < 2:
         return Interval(speed_ups[0] if speed_ups else float("nan"), 0.0, inf)
     logs = [log(each) for each in speed_ups]
-    middle = fmean(logs)
-    deviation = sqrt(sum((each - middle) ** 2 for each in logs) / (count - 1))
-    width = float(stdtrit(count - 1, 0.5 + confidence / 2)) * deviation / sqrt(count)
-    return Interval(exp(middle), exp(middle - width), exp(middle + width))
+    return ratio_interval(Mean(fmean(logs), stdev(logs) / sqrt(count), count - 1), confidence)

@@ -10,7 +10,15 @@ from lm_eval.api.instance import Instance
 
 from stepsaver.bench.cells import CellRun
 from stepsaver.bench.experiment import Experiment
-from stepsaver.bench.session import Chunk, SampleKey, Session, TaskRun, checked_task_run, prepare_task
+from stepsaver.bench.session import (
+    Chunk,
+    SampleKey,
+    Session,
+    TaskRun,
+    checked_task_run,
+    divided,
+    prepare_task,
+)
 from stepsaver.engine.errors import UsageError
 from stepsaver.evaluation.evaluate import answer_values
 from stepsaver.evaluation.recipe import Measure
@@ -90,11 +98,10 @@ def prompt_problems(
         Instance("generate_until", {"prompt": text}, (text, keywords), 0, metadata=(name, index, 1))
         for index, text in enumerate(prompts)
     ]
-    size = experiment.spec.chunk_samples
+    size = experiment.spec.chunk_of(session.batch_size)
     chunks = tuple(
-        Chunk(number, tuple(SampleKey(name, each.doc_id) for each in members), tuple(members))
-        for number, start in enumerate(range(0, len(instances), size))
-        if (members := instances[start : start + size])
+        Chunk(number, tuple(SampleKey(name, each.doc_id) for each in members), members)
+        for number, members in enumerate(divided(instances, size))
     )
     stub = SimpleNamespace(config=SimpleNamespace(num_fewshot=0))
     task = LoadedTask(name, "generation", f"agreement,{how_compared(pattern)}", (), False, {"tasks": {name: stub}})

@@ -54,7 +54,7 @@ class BenchTrials:
             cells,
             [self.problems.chunks[chunk]],
             lambda name, done, total: self.report(name),
-            baseline_of=dict.fromkeys(everybody, BASELINE),
+            beside=dict.fromkeys(everybody, (BASELINE,)),
         )
 
     def _open(self, names: Sequence[str]) -> None:
@@ -98,8 +98,10 @@ class BenchTrials:
         pairs = chunk_pairs(self.cells[name].stored.counting_timings, self.cells[BASELINE].stored.counting_timings)
         newest = {pair[0].chunk: pair for pair in pairs if pair[0].chunk in chunks}
         quiet = {chunk: pair for chunk, pair in newest.items() if not any(map(_was_busy, pair))} or newest
-        ups = min(speed_ups(list(quiet.values())).values(), key=fmean) if quiet else []
-        return dict(zip(quiet, ups, strict=True))
+        if not quiet:
+            return {}
+        smaller = min(speed_ups(list(quiet.values())), key=lambda ratios: fmean(each.value for each in ratios))
+        return {each.chunk: each.value for each in smaller}
 
     def seconds_per_problem(self, name: str) -> float:
         """Returns the mean over what is measured of a candidate so far; 0 if nothing is."""

@@ -13,12 +13,12 @@ from stepsaver.bench.experiment import ConfigSpec, Experiment
 from stepsaver.bench.experiment_file import FILE, read_experiment
 from stepsaver.bench.identity import run_id
 from stepsaver.bench.session import Session
-from stepsaver.bench.statistics import Interval
+from stepsaver.bench.statistics import Interval, fewest_samples
 from stepsaver.engine import registry
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.machine import device_name
 from stepsaver.evaluation.recipe import Figure, MadeFor, Measured, Recipe, versions_here
-from stepsaver.tune.confirm import MOST_ATTEMPTS, Attempt, Attempts, confirm, least_problems
+from stepsaver.tune.confirm import MOST_ATTEMPTS, Attempt, Attempts, confirm
 from stepsaver.tune.observed import Goal, drop_interval, speed_interval
 from stepsaver.tune.problems import Problems, SplitProblems
 from stepsaver.tune.search import search
@@ -74,7 +74,7 @@ class Tuning:
 
     def _prepare(self, trials: BenchTrials) -> None:
         """Measures what `auto` decides by, and refuses a budget that is too small for a verdict."""
-        aim, least = self.aim, least_problems(self.aim.limit, self.aim.confidence)
+        aim, least = self.aim, fewest_samples(self.aim.limit, self.aim.confidence)
         if least > self.problems.fresh.count:
             raise UsageError(
                 f"a drop below {aim.max_drop:g} points at {100 * aim.confidence:g} % needs at least {least} "

@@ -1,4 +1,8 @@
-"""Shards on this machine: a single one in this process, several in a process each, with its own log."""
+"""Shards on this machine: a single one in this process, several in a process each, with its own log.
+
+A run that is timed several times has a process for each time: what differs between two processes on one machine (where
+their memory lies, what else ran) differs between the repeats too.
+"""
 
 import multiprocessing
 import os
@@ -21,8 +25,21 @@ POLL_SECONDS = 0.2
 def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: Progress) -> bool:
     """Runs all shards to their end and returns True. If one fails, what the others have stored stays."""
     if len(shards) == 1:
-        shards[0].run(progress)
-        return True
+        run_repeats(shards[0], logs, progress)
+    else:
+        _run_in_processes(shards, logs, progress)
+    return True
+
+
+def run_repeats(shard: Shard, logs: Path, progress: Progress) -> list[str]:
+    """Runs a shard as often as is asked for, the last time in this process. Returns the complete folders."""
+    *before, last = shard.every_repeat()
+    for each in before:
+        _run_in_processes([each], logs, progress)
+    return last.run(progress)
+
+
+def _run_in_processes(shards: Sequence[Shard], logs: Path, progress: Progress) -> None:
     logs.mkdir(parents=True, exist_ok=True)
     paths = [logs / f"{shard.label}-{shard.index}.log" for shard in shards]
     context = multiprocessing.get_context("spawn")
@@ -46,7 +63,6 @@ def launch(shards: Sequence[Shard], logs: Path, resources: Resources, progress: 
     failed = [path for process, path in zip(processes, paths, strict=True) if process.exitcode]
     if failed:
         raise UsageError(f"{len(failed)} of {len(shards)} shards failed, see {failed[0]}; run again to go on")
-    return True
 
 
 def _run_logged(shard: Shard, path: Path, threads: int) -> None:

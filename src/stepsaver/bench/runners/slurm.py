@@ -15,8 +15,10 @@ from submitit.helpers import Checkpointable
 from stepsaver.bench.audit import audit, read_evidence
 from stepsaver.bench.cells import Progress
 from stepsaver.bench.experiment import Resources
+from stepsaver.bench.folders import logs_folder
 from stepsaver.bench.jobs import record_job
 from stepsaver.bench.run import Shard, log_progress
+from stepsaver.bench.runners.local import run_repeats
 from stepsaver.engine.errors import UsageError
 
 MOST_TIMEOUTS = 100  # each of them leaves more chunks stored
@@ -26,7 +28,7 @@ class RunShard(Checkpointable):
     """What a job does, and does again when it comes back from the queue."""
 
     def __call__(self, shard: Shard) -> None:
-        for folder in shard.run(log_progress):
+        for folder in run_repeats(shard, logs_folder(shard.experiment), log_progress):
             findings = list(map(str, audit(read_evidence(shard.experiment, shard.results, folder))))
             print(*findings or [f"audit: {folder} is complete, and nothing is wrong with it"], sep="\n", flush=True)
 
