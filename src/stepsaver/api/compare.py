@@ -207,7 +207,7 @@ def _content(
     if opened.decoding.stop_ids != opened.config.stop_ids:
         raise UsageError("a comparison ends texts at the model's own stop tokens; load it without stop_ids")
     found = [_config(name, given) for name, given in configs.items()]
-    if not any(each.get("decode", "").startswith(REFERENCE) for each in found) and REFERENCE not in configs:
+    if not any(str(each.get("decode")).startswith(REFERENCE) for each in found) and REFERENCE not in configs:
         found.append({"name": REFERENCE, "decode": REFERENCE})
     return {
         "question": f"Which of {', '.join(configs)} is fast on {task}, and how accurate?",
