@@ -44,7 +44,7 @@ def summary(config: str, up: float, drop: float) -> dict[str, Any]:
         "accuracy": 0.9 - drop / 100,
         "samples": 1319,
         "rate": [1500.0, 1400.0, 1600.0],
-        "paired": {"drop_points": [drop, drop - 1, drop + 1], "lost": 3, "won": 2, "mcnemar_p": 1.0},
+        "paired": {"drop_points": [drop, drop - 1, drop + 1], "test": "score", "lost": 3, "won": 2, "mcnemar_p": 1.0},
         "speed_up": {"tokens_per_s": speed, "seconds_per_sample": speed},
         "confirmation_p": 0.001,
     }
