@@ -15,11 +15,10 @@ from pkgutil import iter_modules
 from typing import NoReturn
 
 from stepsaver import __version__, commands
-from stepsaver.engine.errors import UsageError
+from stepsaver.engine.errors import UsageError, one_line
 from stepsaver.extras import named_parts
 
 DONE, CHECK_FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
-LONGEST_MESSAGE = 1000
 # By the name that a command had, what has its work now.
 MOVED = {
     "audit": "stepsaver report NAME, with --check for exit code 1",
@@ -117,10 +116,8 @@ def answered(run: Callable[[], int], when_stopped: Callable[[], str]) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    """Prints the message as one line, control characters in it escaped, and returns the exit code."""
-    line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(message.split()))
-    line = line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}..."
-    print(f"stepsaver: {line}", file=sys.stderr)
+    """Prints the message as one line, and returns the exit code."""
+    print(f"stepsaver: {one_line(message)}", file=sys.stderr)
     return code
 
 

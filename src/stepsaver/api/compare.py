@@ -282,16 +282,18 @@ def _write_experiment(folder: Path, content: Mapping[str, Any]) -> None:
 
     path = folder / FILE
     try:
+        text = yaml.safe_dump(dict(content), sort_keys=False)
+    except Exception as error:  # a value of somebody else's class may raise anything
+        raise UsageError(f"a config holds what no file can: {shown(error)}") from None
+    try:
         if path.exists() and not path.read_text(encoding="utf-8").startswith(FIRST_LINE):
             raise UsageError(f"{path} is an experiment of its own; give another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(FIRST_LINE + yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
+        path.write_text(FIRST_LINE + text, encoding="utf-8")
     except (OSError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"folder {shown(str(folder))}: nothing can be written there ({error})") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"a config holds what no file can: {' '.join(str(error).split())}") from None
 
 
 def _read(experiment: "Experiment", task: str, limit: int | None, *, with_documents: bool) -> "ReportTask":

@@ -27,7 +27,7 @@ from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Estimator
 from stepsaver.engine.engine import Completion, Engine, Settled
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.policies.policy import Policy
-from stepsaver.engine.rules.rule import Rule
+from stepsaver.engine.rules.rule import Rule, chosen_rules
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.saved import SavedPositions, positions_computed
 from stepsaver.engine.score import Score, ScoreRequest
@@ -340,7 +340,7 @@ class Model:
             "threshold", "batch_size", threshold=threshold, batch_size=batch_size
         ).values()
         if recipe is not None:
-            if rules or any(each is not None for each in (decode, policy, threshold)):
+            if chosen_rules(rules) or any(each is not None for each in (decode, policy, threshold)):
                 raise UsageError("a recipe settles decoder, rules, policy and threshold; leave them out")
             return self._tuned_engine(recipe_path(recipe), batch_size)
         return Engine(

@@ -22,9 +22,12 @@ def listed_prompts(given: Any) -> tuple[list[Any], bool]:
 
 def listed_items(given: Any, name: str) -> list[Any]:
     given = _listed_array(given)
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise UsageError(f"{name}: {shown(given)} is not a list")
-    return list(given)
+    try:
+        if not isinstance(given, str | bytes | Mapping) and isinstance(given, Iterable):
+            return list(given)
+    except TypeError:  # an array without dimensions says that it can be iterated over
+        pass
+    raise UsageError(f"{name}: {shown(given)} is not a list")
 
 
 def is_conversation(given: Any) -> bool:
@@ -57,12 +60,11 @@ def stop_strings(given: Any) -> tuple[str, ...]:
 
 
 def _is_whole(value: Any) -> bool:
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+    if hasattr(type(value), "ndim") and value.ndim == 0:
         value = value.item()
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def _listed_array(given: Any) -> Any:
     """An array or tensor as a list."""
-    has_dimensions = isinstance(getattr(given, "ndim", None), int) and given.ndim > 0
-    return given.tolist() if has_dimensions and callable(getattr(given, "tolist", None)) else given
+    return given.tolist() if hasattr(type(given), "ndim") and hasattr(type(given), "tolist") and given.ndim else given

@@ -3,14 +3,20 @@
 import difflib
 from collections.abc import Iterable
 
-LONGEST_VALUE = 80  # characters of a value that a message quotes
+LONGEST_MESSAGE, LONGEST_VALUE = 1000, 80  # characters of a message, and of a value that it quotes
 
 
 class UsageError(ValueError):
     """Wrong input: one line that names the value and what is allowed. The command line prints it and exits with 2."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))  # what it quotes, a library's words or a file's, may have lines
+        super().__init__(one_line(message))  # what it quotes, a library's words or a file's, may have lines
+
+
+def one_line(message: str) -> str:
+    """Without lines, without control characters, and not too long."""
+    line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(message.split()))
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}..."
 
 
 def shown(value: object) -> str:

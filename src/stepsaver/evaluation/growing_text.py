@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stepsaver.engine.engine import Completion
+from stepsaver.evaluation.encoding import checked_text
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for an incomplete character
@@ -19,7 +20,7 @@ class StopStrings:
 
     def __init__(self, tokenizer: TextTokenizer, strings: Sequence[str], *, block_size: int) -> None:
         self._tokenizer = tokenizer
-        self._strings = tuple(string for string in strings if string)
+        self._strings = tuple(checked_text(string, "stop string") for string in strings if string)
         self._tokens = frozenset(i for string in self._strings if (i := tokenizer.added_token(string)) is not None)
         longest = max((len(string.encode()) for string in self._strings), default=0)
         self._window = block_size + longest + SLACK_TOKENS

@@ -22,7 +22,9 @@ Measure = Literal["accuracy", "agreement"]  # compares answers with labels, or w
 NAMED_VERSIONS = ("stepsaver", "torch")
 
 # YAML reads a bare `on` and `off` as true and false.
-JoinInYaml = Annotated[Join, BeforeValidator(lambda join: {True: "on", False: "off"}.get(join, join))]
+JoinInYaml = Annotated[
+    Join, BeforeValidator(lambda join: ("on" if join else "off") if isinstance(join, bool) else join)
+]
 
 
 class _Part(BaseModel):

@@ -24,7 +24,7 @@ def chosen_decoder(
 
     `default_policy` is the one of the model's architecture.
     """
-    if decode is None or decode == DECODE:
+    if decode is None or (isinstance(decode, str) and decode == DECODE):
         return Denoise(chosen_policy(policy, threshold, default_policy), chosen_rules(rules))
     decoder = decode if isinstance(decode, Decoder) else parse_decoder(decode)
     if policy is not None or threshold is not None:

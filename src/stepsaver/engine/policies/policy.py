@@ -57,7 +57,7 @@ def chosen_policy(policy: str | Policy | None, threshold: float | None, default:
     """The policy that Python code chose: by text, by an object, or only by a threshold."""
     if policy is None or isinstance(policy, str):
         return parse_policy(policy_text(policy, threshold, default))
-    if isinstance(policy, type) or not all(hasattr(policy, each) for each in ("name", "choose")):
+    if not all(hasattr(type(policy), each) for each in ("name", "choose")):
         raise UsageError(
             f"{shown(policy)} is no policy: expected text such as 'threshold', or an object of such a class"
         )
