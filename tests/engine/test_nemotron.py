@@ -2,32 +2,52 @@
 cases that is here and all of those in the shared folder; and beside literal evaluations on random models.
 """
 
+import json
+from copy import deepcopy
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
+from stepsaver.engine import registry
 from stepsaver.engine.cache import KeyValueCache
 from stepsaver.engine.decoders.autoregressive import Autoregressive
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt
+from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Memory, run_step
-from stepsaver.engine.models.load import load_model
+from stepsaver.engine.models.load import load_model, random_model
+from stepsaver.engine.models.rope import Rope
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
 from stepsaver.engine.policies.quota import Quota
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.rows import rows_between
-from tests.conftest import SHARED
+from stepsaver.engine.rules.rule import parse_rule
+from stepsaver.engine.sampling import Sampling
+from stepsaver.engine.score import ScoreRequest
+from stepsaver.engine.trace import DENOISING
+from tests.conftest import SHARED, TESTS, sharpened, tiny_config
 from tests.engine.golden_cases import read_golden
+from tests.engine.literal_nemotron import Literal, causal
+from tests.engine.rule_cases import ACTING, combined_rule_sets, rule_sets
+from tests.engine.test_score import plain_logits
 
-FOLDERS = [SHARED / "golden_nld" / "trained-b8", SHARED / "golden_nld" / "untrained-b16"]
+FOLDERS = [
+    TESTS / "golden_nld",
+    *(
+        pytest.param(SHARED / "golden_nld" / name, marks=pytest.mark.long, id=name)
+        for name in ("trained-b8", "untrained-b16")
+    ),
+]
 KINDS = {"causal": ("prefill", "commit", "verify"), "block": ("full", "draft")}
 
 
@@ -73,7 +93,7 @@ def test_every_case_equals_the_public_decoder(golden: tuple[Path, Transformer], 
             case = same[completion.index]
             assert completion.ids == text_of(case), case["prompt"]
             rest = [kind for kind, *_ in case["trace"][len(completion.steps) :]]  # of the block in which the text ended
-            assert rest == [] if mode == "autoregressive" else rest == ["block"] * (len(rest) - 1) + ["causal"]
+            assert set(rest[:-1]) <= ({"block"} if mode == "block" else set())
             for step, (kind, count, *_) in zip(completion.steps, case["trace"], strict=False):
                 assert step.kind in KINDS[kind], case["prompt"]
                 assert step.rows == count, case["prompt"]
@@ -96,3 +116,166 @@ def test_plain_logits(golden: tuple[Path, Transformer]) -> None:
     assert torch.allclose(
         block.double(), stored["block_logits"][..., start:, :].view_as(block).double(), atol=1e-4, rtol=0
     )
+
+
+PROMPTS = [(5, 6, 7), tuple(range(10, 26)), (9,), tuple(range(20, 31))]
+FITTING = [
+    rules
+    for rules in rule_sets(ACTING) + combined_rule_sets()
+    if not {"previous_row", "near_rows", "light_commit"} & {rule.name for rule in rules}
+]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Transformer:
+    rope = Rope(theta=1e4, original_positions=16, query_growth=0.1, magnitude=1.1)
+    own = {"architecture": "NemotronLabsDiffusionModel", "predicts": "both", "qkv_bias": False, "rope": rope}
+    return sharpened(random_model(tiny_config(**own), dtype=torch.float64, seed=3), factor=14.0)
+
+
+@pytest.fixture(scope="module")
+def toy() -> Transformer:
+    return load_model(TESTS / "golden_nld", dtype=torch.float64)
+
+
+def engine_of(model: Transformer, decoder: Decoder | None = None, *, batch_size: int = 1, **options) -> Engine:
+    decoding = resolve_decoding(model.config, **({"stop_ids": ()} | options))
+    decoder = decoder or Denoise(Threshold(0.5, strict=False))
+    return Engine(model, decoder=decoder, batch_size=batch_size, decoding=decoding, checked=True)
+
+
+def texts(engine: Engine, prompts: list = PROMPTS, limit: int = 28, **options) -> list[list[int]]:
+    found = engine.generate(prompts, max_new_tokens=limit, **options)
+    return [each.ids for each in sorted(found, key=lambda each: each.index)]
+
+
+def literal_of(model: Transformer, stop: int | None = None) -> Literal:
+    assert model.config.mask_id is not None
+    return Literal(lambda ids, seen: plain_logits(model, list(ids), seen), model.config.mask_id, stop)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30)), min_size=1, max_size=4),
+    size=st.integers(1, 17),
+    asked=st.one_of(st.floats(0, 1), st.integers(1, 20), st.none()),
+    stop=st.integers(0, 50),
+    batch_size=st.integers(1, 4),
+    options=st.fixed_dictionaries({"prefix_cache": st.booleans(), "join": st.sampled_from(["on", "off"])}),
+    is_trained=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_texts_are_those_of_the_literal_evaluation(
+    toy: Transformer, tiny: Transformer, lengths, size, asked, stop, batch_size, options, is_trained, seed
+) -> None:
+    """Random prompts, limits, block sizes, thresholds and quotas; the stop token may come before masks."""
+    model = toy if is_trained else tiny
+    generator = np.random.default_rng(seed)
+    prompts = [Prompt(tuple(generator.integers(3, 50, length).tolist()), None, limit) for length, limit in lengths]
+    literal, alone = literal_of(model, stop), engine_of(model, Autoregressive(), stop_ids=(stop,))
+    block: dict = {"threshold": asked} if isinstance(asked, float) else {"steps": asked}
+    policy = Threshold(asked, strict=False) if isinstance(asked, float) else Quota(asked)
+    blocks = engine_of(model, Denoise(policy), batch_size=batch_size, stop_ids=(stop,), block_size=size, **options)
+    expected = [literal.block(each.ids, each.max_new_tokens, size=size, **block).text for each in prompts]
+    assert texts(blocks, prompts) == expected
+    expected = [literal.autoregressive(each.ids, each.max_new_tokens).text for each in prompts]
+    assert texts(alone, prompts) == expected
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from([8, 16])),
+    rope=st.fixed_dictionaries(
+        {"factor": st.sampled_from([1.0, 2.5, 16.0]), "original_max_position_embeddings": st.sampled_from([8, 20])},
+        optional={
+            "truncate": st.booleans(),
+            "beta_fast": st.sampled_from([8.0, 32.0]),
+            "mscale": st.sampled_from([0.5, 1.0]),
+            "mscale_all_dim": st.sampled_from([0.7, 1.0]),
+            "attention_factor": st.sampled_from([0.9, 1.3]),
+            "llama_4_scaling_beta": st.sampled_from([0.1, 0.7]),
+        },
+    ),
+    seed=st.integers(0, 9),
+)
+def test_the_network_is_ministral3(tmp_path_factory: pytest.TempPathFactory, shape, rope, seed: int) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5")
+    layers, kv_heads, groups, head_dim = shape
+    config = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": layers}
+    config |= {"num_attention_heads": kv_heads * groups, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    config |= {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1} | rope}
+    config |= {"max_position_embeddings": 128, "tie_word_embeddings": False}
+    torch.manual_seed(seed)
+    theirs = transformers.Ministral3ForCausalLM(
+        transformers.Ministral3Config(**config, pad_token_id=None, initializer_range=0.3)
+    )
+    folder = tmp_path_factory.mktemp("ministral")
+    named = {"architectures": ["NemotronLabsDiffusionModel"], "mask_token_id": 49, "block_size": 8}
+    (folder / "config.json").write_text(json.dumps(config | named | {"rms_norm_eps": theirs.config.rms_norm_eps}))
+    ours = {"model.": "encoder.", "lm_head.": "diffusion_head."}
+    weights = {
+        new + k.removeprefix(old): v
+        for k, v in theirs.state_dict().items()
+        for old, new in ours.items()
+        if k.startswith(old)
+    }
+    save_file(weights, folder / "model.safetensors")
+    ids = torch.randint(49, (30,)).tolist()
+    expected = theirs.double()(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    found = plain_logits(load_model(folder, dtype=torch.float64), ids, causal(30))
+    assert torch.allclose(found, expected, atol=1e-4)  # theirs turns by angles in float32
+
+
+@pytest.mark.parametrize("rules", FITTING, ids=lambda rules: "+".join(map(registry.describe, rules)))
+def test_rules_run_checked_and_alike_in_batches(tiny: Transformer, rules: tuple) -> None:
+    decoder = Denoise(Threshold(0.5, strict=False), rules)
+    alone = texts(engine_of(tiny, decoder))
+    assert [len(ids) for ids in alone] == [28] * len(PROMPTS)
+    assert texts(engine_of(tiny, decoder, batch_size=3)) == alone
+    assert texts(engine_of(deepcopy(tiny).float().prepare(), decoder, batch_size=2)) == alone
+
+
+def test_what_has_nothing_to_act_on_is_refused_in_one_line(tiny: Transformer) -> None:
+    for rule, message in (
+        ("previous_row", "rule previous_row needs rows that predict the token after them, and here"),
+        ("light_commit:settle=1", "rule light_commit lets commits keep keys and values of steps, and here only causal"),
+        ("near_rows", "rule near_rows: sub-blocks of 8 rows and 0 ahead leave none of the block's 8 out"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            engine_of(tiny, Denoise(rules=(parse_rule(rule),)))
+    with pytest.raises(UsageError, match="sub-blocks of 4: this model decodes its blocks as a whole"):
+        engine_of(tiny, sub_block_size=4)
+    with pytest.raises(UsageError, match="the reference estimator shows what follows the first token"):
+        next(iter(engine_of(tiny, stop_ids=(2,)).score([ScoreRequest((5,), (6, 7))], estimator="reference")))
+
+
+def test_sampled_texts_do_not_depend_on_the_batch(tiny: Transformer) -> None:
+    for decoder in (Autoregressive(), Denoise(Threshold(0.5, strict=False))):
+        alone = texts(engine_of(tiny, decoder), sampling=Sampling(0.8, seed=3))
+        assert texts(engine_of(tiny, decoder, batch_size=4), sampling=Sampling(0.8, seed=3)) == alone
+        assert texts(engine_of(tiny, decoder), sampling=Sampling(0.8, seed=4)) != alone
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_autoregressive_score_is_the_models_likelihood(tiny: Transformer, batch_size: int) -> None:
+    asked = [ScoreRequest(PROMPTS[1], (7, 9, 30)), ScoreRequest(PROMPTS[0], (8,)), ScoreRequest(PROMPTS[0], (9,))]
+    for decoder, estimator in ((None, "autoregressive"), (Autoregressive(), "trajectory")):
+        found = engine_of(tiny, decoder, batch_size=batch_size).score(asked, estimator=estimator)
+        for score, request in zip(sorted(found, key=lambda each: each.index), asked, strict=True):
+            ids = [*request.context_ids, *request.continuation_ids]
+            chances = plain_logits(tiny, ids, causal(len(ids))).log_softmax(-1)
+            places = range(len(request.context_ids) - 1, len(ids) - 1)
+            expected = sum(float(chances[place, ids[place + 1]]) for place in places)
+            assert score.loglikelihood == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("join", ["on", "off"])
+def test_scores_follow_the_trajectory_of_the_models_own_text(tiny: Transformer, join: str) -> None:
+    engine = engine_of(tiny, join=join)
+    completion = next(iter(engine.generate([PROMPTS[3]], max_new_tokens=21)))
+    (score,) = engine.score([ScoreRequest(PROMPTS[3], tuple(completion.ids))])
+    steps = [step for step in completion.steps if step.kind in DENOISING]
+    assert score.is_greedy
+    assert score.steps <= len(steps)  # positions behind the text are masks to the end
+    (uncached,) = engine_of(tiny, prefix_cache=False).score([ScoreRequest(PROMPTS[3], tuple(completion.ids))])
+    assert uncached.loglikelihood == pytest.approx(score.loglikelihood, abs=1e-9)

@@ -91,14 +91,14 @@ def most_steps(
     Every step reveals at least one row, so this is the number of rows to reveal in the block. If the context predicts a
     block's first token, that row does not count: the prefill or the commit before the block scores it.
     """
-    start = max(request.context, 1)  # an empty context becomes one token
+    # an empty context becomes one token; after a causal context, blocks start right behind it
+    start = 0 if prediction.has_causal_context else max(request.context, 1)
     positions = range(start, start + request.continuation + score_stop)
     if not positions:
         return 0
     blocks = range(positions[0] // block_size, positions[-1] // block_size + 1)
-    return max(
-        _rows_within(positions, block * block_size + prediction.shift, (block + 1) * block_size) for block in blocks
-    )
+    shift = prediction.of_context.shift
+    return max(_rows_within(positions, block * block_size + shift, (block + 1) * block_size) for block in blocks)
 
 
 def _rows_within(positions: range, start: int, stop: int) -> int:
