@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepsaver.engine.prediction import SELF
+from stepsaver.engine.prediction import BOTH, SELF
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules, most_steps
 
@@ -41,6 +41,11 @@ def test_rows_that_predict_their_own_token_are_all_revealed_by_steps(
     assert len(inert_rules(RULES, two_at_a_boundary, block_size=32)) == len(RULES)
     (only,) = inert_rules(RULES, two_at_a_boundary, block_size=32, prediction=SELF)
     assert "k=1" in only.reason
+
+
+@pytest.mark.parametrize(("context", "continuation", "steps"), [(40, 1, 0), (63, 34, 31), (7, 32, 31), (0, 3, 2)])
+def test_after_a_causal_context_blocks_start_right_behind_it(context: int, continuation: int, steps: int) -> None:
+    assert most_steps(ScoredLengths(context, continuation), block_size=32, prediction=BOTH) == steps
 
 
 def test_a_scored_stop_token_is_one_row_more() -> None:

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from stepsaver.engine import registry
 from stepsaver.engine.decoders.decoder import Decoder
+from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import DEFAULT_POLICY, Join
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.registry import tuned_fields
-from stepsaver.engine.rules.rule import Rule, check_rules
+from stepsaver.engine.rules.rule import Rule
 from stepsaver.tune.observed import Goal, Observed
 
 Item = TypeVar("Item")
@@ -138,17 +139,17 @@ class DeclaredSpace:
         return [each for each in chain if len(each.settings) > 1]
 
     def is_possible(self, candidate: Candidate) -> bool:
-        size, decoder = candidate.value("sub"), candidate.decoder
+        size, decoder = candidate.value("sub"), candidate.decoder or Denoise(rules=candidate.rules)
         decoding = replace(self.decoding, sub_block_size=size) if size else self.decoding
         try:
-            check_rules(candidate.rules, decoding, self.layers)
-            if decoder is not None:
-                decoder.check(decoding, self.layers)
-                if self.is_scored:
-                    decoder.estimator("trajectory", decoding)
+            decoder.check(decoding, self.layers)
+            if self.is_scored:
+                decoder.estimator("trajectory", decoding)
         except UsageError:
             return False
-        return decoder is None or not (candidate.rules or candidate.policy or size)  # which mean nothing to it
+        return candidate.decoder is None or not (
+            candidate.rules or candidate.policy or size
+        )  # which mean nothing to it
 
     def _settings(self) -> Iterator[Setting]:
         for package, kind in ((RULES, None), (POLICIES, "policy"), (DECODERS, "decode")):
