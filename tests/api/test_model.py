@@ -103,7 +103,7 @@ def test_rules_and_policies_are_texts_or_objects(tiny_folder: Path) -> None:
         [
             {"policy": "threshold:threshold=0.1"},
             {"policy": "fixed:rows=3"},
-            {"decode": "speculative:span=4"},
+            {"decode": "speculative:positions=8"},
             {"decode": "autoregressive"},
         ]
     ),

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from stepsaver.engine.backends import backend_for
 from stepsaver.engine.backends.cpu import kernels, library
+from stepsaver.engine.backends.packed import Attending
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.rope import Rope, Rotation, rotate, rotation_table
 from tests.conftest import GOLDEN
@@ -185,8 +186,8 @@ def test_rows_attend_to_what_the_same_call_stores(counts: list[int], group: int,
     projected = numbers(seed, rows, kv_heads * (group + 2) * width, spread=1.0)
     rotation = rotations(rows, width, seed)
     ends = np.cumsum(counts)
-    segments = torch.tensor(
-        [(end - n, end, slot, n, 0) for slot, (n, end) in enumerate(zip(counts, ends, strict=True))]
+    segments = attending(
+        [(end - n, end, slot, [(n, 0, 0)] * n) for slot, (n, end) in enumerate(zip(counts, ends, strict=True))]
     )
     places = torch.cat([in_slot(slot, n) for slot, n in enumerate(counts)])
     together = torch.zeros(len(counts), 2 * kv_heads, 40, width)
@@ -205,7 +206,9 @@ def test_rows_attend_to_what_the_same_call_stores(counts: list[int], group: int,
 @settings(max_examples=60, deadline=None)
 @given(
     samples=st.lists(
-        st.tuples(st.integers(1, 33), st.integers(1, 90) | st.sampled_from([478, 480]), st.integers(0, 1)),
+        st.tuples(
+            st.integers(1, 33), st.integers(1, 90) | st.sampled_from([478, 480]), st.integers(0, 1), st.integers(0, 50)
+        ),
         min_size=1,
         max_size=5,
     ),
@@ -215,29 +218,32 @@ def test_rows_attend_to_what_the_same_call_stores(counts: list[int], group: int,
     seed=seeds,
 )
 def test_attention_is_that_of_each_sample_alone(
-    samples: list[tuple[int, int, int]], kv_heads: int, group: int, width: int, seed: int
+    samples: list[tuple[int, int, int, int]], kv_heads: int, group: int, width: int, seed: int
 ) -> None:
     """Of ragged samples in shuffled slots of a larger cache, against plain softmax attention in double precision.
 
-    With a growth of 1 each row sees one key more than the one before it: causal rows.
+    With a growth of 1 each row sees one key more than the one before it: causal rows. Every other row has a gap.
     """
     slots = np.random.default_rng(seed).permutation(len(samples) + 1)[: len(samples)]
     stored = numbers(seed, len(samples) + 1, 2 * kv_heads, 512, width, spread=1.0)
-    rows = sum(count for count, _, _ in samples)
+    rows = sum(each[0] for each in samples)
     projected = numbers(seed + 1, rows, kv_heads * group * width, spread=2.0)
     rotation = rotations(rows, width, seed)
     queries = rotate(projected.unflatten(1, (-1, width)), rotation)
     described, expected, start = [], [], 0
-    for (count, length, growth), slot in zip(samples, slots.tolist(), strict=True):
-        described.append((start, start + count, slot, length, growth))
+    for (count, length, growth, gap), slot in zip(samples, slots.tolist(), strict=True):
+        seen = length + growth * torch.arange(count)
+        gaps = torch.tensor([[0, 0], [3, min(3 + gap, length)]])[torch.arange(count) % 2 * int(length > 3)]
+        described.append((start, start + count, slot, torch.cat((seen[:, None], gaps), 1).tolist()))
         q = queries[start : start + count].double().unflatten(1, (kv_heads, group))
         keys, values = stored[slot].double().chunk(2, 0)
-        unseen = torch.arange(512) >= (length + growth * torch.arange(count))[:, None]
+        places = torch.arange(512)
+        unseen = (places >= seen[:, None]) | ((places >= gaps[:, :1]) & (places < gaps[:, 1:]))
         scores = torch.einsum("nkge,kle->nkgl", q, keys) / width**0.5
         weights = scores.masked_fill(unseen[:, None, None], -torch.inf).softmax(-1)
         expected.append(torch.einsum("nkgl,kle->nkge", weights, values).flatten(1, 2))
         start += count
-    mixed = kernels.attend(projected, rotation, stored, None, torch.tensor(described))
+    mixed = kernels.attend(projected, rotation, stored, None, attending(described))
     assert mixed is not None
     assert torch.allclose(mixed.double(), torch.cat(expected).flatten(1), atol=2e-5)
 
@@ -254,14 +260,38 @@ def test_a_query_is_mixed_bit_for_bit_alike_alone_and_among_others(
     stored = numbers(seed, 1, 2 * kv_heads, 96, width, spread=1.0)
     projected = numbers(seed + 1, rows, kv_heads * group * width)
     rotation = rotations(rows, width, seed)
-    mixed = kernels.attend(projected.clone(), rotation, stored, None, torch.tensor([[0, rows, 0, length, growth]]))
+    views = [(length + row * growth, 0, min(row % 3, length - 1)) for row in range(rows)]
+    mixed = kernels.attend(projected.clone(), rotation, stored, None, attending([(0, rows, 0, views)]))
     assert mixed is not None
     for row in range(0, rows, 3):
         one = slice(row, row + 1)
-        segment = torch.tensor([[0, 1, 0, length + row * growth, 0]])
+        segment = attending([(0, 1, 0, views[one])])
         alone = kernels.attend(projected[one].clone(), rotation[torch.tensor([row])], stored, None, segment)
         assert alone is not None
         assert torch.equal(alone[0], mixed[row])
+
+
+@built
+@pytest.mark.parametrize(
+    ("segment", "view"),
+    [
+        ((0, 2, 2), (3, 0, 0)),
+        ((0, 2, -1), (3, 0, 0)),
+        ((0, 3, 0), (3, 0, 0)),
+        ((1, 1, 0), (3, 0, 0)),
+        ((0, 2, 0), (0, 0, 0)),
+        ((0, 2, 0), (33, 0, 0)),
+        ((0, 2, 0), (3, -1, 0)),
+        ((0, 2, 0), (3, 2, 1)),
+        ((0, 2, 0), (3, 1, 4)),
+        ((0, 2, 0), (3, 0, 3)),
+    ],
+)
+def test_what_lies_outside_the_cache_is_refused(segment: tuple[int, int, int], view: tuple[int, int, int]) -> None:
+    stored = torch.zeros(2, 2, 32, 16)
+    outside = Attending(torch.tensor([segment]), torch.tensor([view] * 2), (), ())
+    with pytest.raises(IndexError):
+        kernels.attend(torch.ones(2, 3 * 16), rotations(2, 16, 0), stored, None, outside)
 
 
 @built
@@ -319,7 +349,7 @@ def test_attention_hides_nothing_that_is_not_finite(where: str, wrong: str) -> N
         projected[0, 16 + 3] = float(wrong)
     else:
         stored[0, 0 if where == "keys" else 1, 5, 3] = float(wrong)
-    segments = torch.tensor([[0, 1, 0, 20, 0], [1, 2, 0, 5, 0]])
+    segments = attending([(0, 1, 0, [(20, 0, 0)]), (1, 2, 0, [(5, 0, 0)])])
     mixed = kernels.attend(projected, rotations(2, 16, 0), stored, None, segments)
     assert mixed is not None
     assert not torch.isfinite(mixed[0, 16:32]).all()
@@ -410,10 +440,16 @@ def test_attention_is_the_same_with_narrower_vectors(width: int) -> None:
     assert torch.allclose(torch.tensor(json.loads(ran.stdout)), mixed, rtol=1e-5, atol=1e-6)
 
 
+def attending(segments: Sequence[tuple[int, int, int, Sequence[tuple[int, int, int]]]]) -> Attending:
+    """Samples by start, stop, slot and what each of their queries sees."""
+    views = [view for *_, each in segments for view in each]
+    return Attending(torch.tensor([each[:3] for each in segments]), torch.tensor(views), (), ())
+
+
 def mix_numbers(width: int) -> torch.Tensor:
     """Queries of two heads in two samples: three rows that see 45 rows, and one that sees 17."""
     stored = numbers(2, 2, 4, 64, width, spread=1.0)
-    segments = torch.tensor([[0, 3, 0, 45, 0], [3, 4, 1, 17, 0]])
+    segments = attending([(0, 3, 0, [(45, 0, 0)] * 3), (3, 4, 1, [(17, 0, 0)])])
     mixed = kernels.attend(numbers(3, 4, 4 * width, spread=1.0), rotations(4, width, 0), stored, None, segments)
     assert mixed is not None
     return mixed

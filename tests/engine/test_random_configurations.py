@@ -25,7 +25,7 @@ RULES: list[tuple[str, ...]] = [
     *COMBINED,
 ]
 POLICIES = ["threshold", "threshold:threshold=0.1", "fixed:count=3", "factor:factor=1.5", "quota:steps=3"]
-DECODERS = ["block"] * 6 + ["autoregressive", "speculative", "speculative:context=causal"]
+DECODERS = ["block"] * 6 + ["autoregressive", "speculative:positions=20", "speculative:positions=0,span=5"]
 
 
 def drawn_config(draw: random.Random) -> ModelConfig:

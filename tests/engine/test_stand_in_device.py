@@ -109,9 +109,9 @@ def test_policies_wait_once(policy: str) -> None:
     "text",
     [
         "autoregressive",
-        "speculative:span=4",
-        "speculative:span=auto,ahead=always",
-        "speculative:span=4,context=block",
+        "speculative:positions=0,span=4",
+        "speculative:positions=20",
+        "speculative:positions=12,context=block",
     ],
 )
 def test_decoders_wait_once(text: str) -> None:

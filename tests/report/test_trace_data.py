@@ -8,6 +8,7 @@ from stepsaver.engine.base_plan import commit_plan
 from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.rows import rows_between
 from stepsaver.report.trace_data import Frame, Proposal, Run, _denoising_frame, _Seen, first_difference
 from tests.report.traces import BLOCK, PROMPTS, document_of, engine_of, traced
 
@@ -175,7 +176,7 @@ def test_a_verification_says_which_drafted_rows_it_kept(
     layers = tiny_model.config.layers
     plan = commit_plan(4, layers=layers)
     proposals = [Proposal(row, token, 0.5) for row, token in enumerate(written, 1)]
-    seen = _Seen(plan, 16, [10, 11, 12, 13, 0], 0b11110, 0, proposals, sum(1 << row for row in range(1, revealed + 1)))
+    seen = _Seen(plan, 16, [10, 11, 12, 13, 0], 0b11110, 0, proposals, rows_between(1, revealed + 1), [])
     step = traced(engine_of(tiny_model))[0][0].steps[-1]._replace(kind="verify")
     frame = _denoising_frame(step, seen)
     assert (frame["accepted"], frame["rejected"]) == (accepted, rejected)
@@ -184,7 +185,7 @@ def test_a_verification_says_which_drafted_rows_it_kept(
     assert (other["accepted"], other["rejected"]) == ("none", "none")
 
 
-@pytest.mark.parametrize("fields", ["span=4", "span=4,ahead=always", "span=3,context=block"])
+@pytest.mark.parametrize("fields", ["positions=0,span=4", "positions=20", "positions=9,context=block"])
 def test_frames_of_drafts_replay_the_text(tiny_model: Transformer, fields: str) -> None:
     completions, runs = traced(engine_of(tiny_model, decoder=parse_decoder(f"speculative:{fields}")))
     kept = thrown = 0
@@ -195,10 +196,13 @@ def test_frames_of_drafts_replay_the_text(tiny_model: Transformer, fields: str) 
         for frame in (each for each in run["frames"] if each["kind"] == "verify"):
             written = {row: token for row, token, _ in frame["proposals"]}
             accepted, rejected, revealed = (rows_of(frame[name]) for name in ("accepted", "rejected", "revealed"))  # type: ignore[literal-required]
-            assert revealed == list(range(1, len(accepted) + 2))[: len(revealed)]
+            first = next(row for row in range(len(frame["tokens"])) if row in rows_of(frame["sub_block"]))
+            assert revealed == list(range(first, first + len(accepted) + 1))[: len(revealed)]
             assert all(frame["tokens"][row] == written[row] for row in accepted)
             assert all(words.get(frame["start"] + row, written[row]) == written[row] for row in revealed)
-            assert not rejected or rejected[0] == len(accepted) + 1
+            assert not rejected or rejected[0] == first + len(accepted)
+            taken = [each for each in frame["branches"] if each["is_taken"]]
+            assert [each["accepted"] for each in taken] == [len(accepted)][: len(taken)]
             kept, thrown = kept + len(accepted), thrown + len(rejected)
     assert kept
     assert thrown

@@ -70,7 +70,7 @@ def test_rows_that_are_not_there_yet_have_a_mark_of_their_own(tiny_model: Transf
     assert len(legend) <= 80
 
 
-@pytest.mark.parametrize("text", ["speculative:span=4", "speculative:span=3,context=block"])
+@pytest.mark.parametrize("text", ["speculative:positions=0,span=4", "speculative:positions=9,context=block"])
 def test_drafts_and_their_verification_can_be_shown(tiny_model: Transformer, text: str) -> None:
     engine = engine_of(tiny_model, decoder=parse_decoder(text))
     console = Console(file=io.StringIO(), width=80, height=24, record=True)
@@ -82,11 +82,13 @@ def test_drafts_and_their_verification_can_be_shown(tiny_model: Transformer, tex
         lines = console.export_text().splitlines()
         (marks,) = (line for line in lines if line.lstrip().startswith("row "))
         rejected = marks.count("✗")
-        assert rejected == (max(0, len(event.tokens) - 2 - event.revealed.bit_count()) if "verif" in lines[0] else 0)
+        drafted = event.masked.bit_count() - 1
+        assert rejected == (max(0, drafted - event.revealed.bit_count()) if "verif" in lines[0] else 0)
+        assert sum(" accepted: " in line for line in lines) == len(event.branches)
         shown.setdefault(lines[0].split(" · ")[2], []).append(marks)
 
     list(engine.generate(PROMPTS, max_new_tokens=20, on_step=show))
-    assert shown.keys() == {"draft", "verification"}
+    assert shown.keys() == ({"draft", "verification"} if "positions=0" in text else {"verification"})
     assert any("✗" in line for line in shown["verification"])
 
 

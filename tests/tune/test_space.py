@@ -71,11 +71,11 @@ def test_combinations_grow_plain_decoding_and_the_best_of_every_policy(space: De
     space.singles()
     ups = {"near_rows": 1.3, "near_rows-ahead4": 1.2, "trim": 1.1, "sub-16": 0.9}
     ups |= {"threshold-0.5": 1.5, "threshold-0.6": 1.4, "factor-2.0": 1.05}
-    ups |= {"join-on": 1.02, "speculative-span12-aheadnever": 1.9}
+    ups |= {"join-on": 1.02, "speculative-positions16": 1.9}
     names = space.combinations(known(ups), GOAL)
     assert names == [
         "join-on+near_rows+trim",
-        "speculative-span12-aheadnever+join-on",
+        "speculative-positions16+join-on",
         "join-on+near_rows+threshold-0.5+trim",
         "join-on+near_rows+factor-2.0+trim",
         "near_rows+trim",

@@ -1,95 +1,105 @@
-"""How the queries of a forward attend: every row sees the first rows of its sample, as many as its step says.
+"""How the queries of a forward attend: each sees the first places of its slot, as many as its step says, but for a gap.
 
-Inside a block nothing is masked, so one sample needs no mask at all: its queries meet exactly the rows it may see, as a
-view of the cache. A backend may attend samples as they are, up to a length of context, and causal rows as well. The
-others are attended by torch's fused kernel, several samples in one call, their queries and contexts padded.
+Inside a block nothing is masked, so one sample needs no mask at all: its queries meet exactly the places that they may
+see, as a view of the cache. A backend may attend samples as they are, up to a length of context. The others are
+attended by torch's fused kernel, several samples in one call, their queries and contexts padded.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from stepsaver.engine.backends.packed import Alone, Attending, PaddedGroup
 from stepsaver.engine.cache import Index, KeyValueCache
 
-FEW_ROWS = 16  # samples of no more rows are padded together, and those of more
+FEW_ROWS = 16  # samples of no more queries are padded together, and those of more
+MASKED_ROWS = 64  # samples whose queries see different places are padded with others up to so many queries
 
 
 class Segment(NamedTuple):
-    """One step's part of the packed queries: rows start to stop - 1, and how much of its slot each of them sees."""
+    """One step's part of the packed queries, start to stop - 1, and what each of them sees."""
 
     start: int
     stop: int
     slot: int
-    first: int  # rows that the first query sees
-    length: int  # rows that the last one sees, which are the most
-    growth: int | None  # how many more each sees than the one before it; None: it differs
-    lengths: Index | None = None  # of each query, if they differ
+    views: Index  # [queries, 3]: so many first places of the slot, but not those of a gap; one line if it is the same
 
     @property
     def rows(self) -> int:
         return self.stop - self.start
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all queries see the same places, without a gap."""
+        return len(self.views) == 1 and not self.views[0, 2]
+
+    @property
+    def seen(self) -> int:
+        """The places that the queries see together."""
+        return int(self.views[:, 0].max())
+
 
 def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attending:
-    """The backend attends the samples that it is made for; the others are attended together if all their queries see
-    the same rows and their contexts differ by less than a factor of four.
+    """The backend attends the samples that it is made for. The others are attended together if their contexts differ by
+    less than a factor of four, and their queries all see the same places or are few.
     """
-    own: list[tuple[int, ...]] = []
+    own: list[Segment] = []
     alone: list[Segment] = []
-    groups: dict[tuple[int, bool, int], list[Segment]] = {}
+    groups: dict[tuple[int, bool, bool, int], list[Segment]] = {}
     turns: dict[int, int] = {}  # a sample with several steps has one in each of several groups
     for each in segments:
-        assert each.length <= cache.capacity
-        if cache.backend.attends(cache.head_dim, each.length):
-            own += _pieces(each)
-        elif each.growth == 0:
+        seen = each.seen
+        assert seen <= cache.capacity
+        if cache.backend.attends(cache.head_dim, seen):
+            own.append(each)
+        elif each.is_even or each.rows <= MASKED_ROWS:
             turn = turns[each.slot] = turns.get(each.slot, 0) + 1
-            groups.setdefault((turn, each.rows > FEW_ROWS, each.length.bit_length() // 2), []).append(each)
+            alike = turn, each.is_even, each.rows > FEW_ROWS, seen.bit_length() // 2
+            groups.setdefault(alike, []).append(each)
         else:
             alone.append(each)
     alone += [group[0] for group in groups.values() if len(group) == 1]
     return Attending(
-        torch.tensor(own) if own else None,
+        torch.tensor([each[:3] for each in own]) if own else None,
+        _views(segments) if own else None,
         tuple(_alone(each, cache.device) for each in alone),
         tuple(_padded_group(group, cache) for group in groups.values() if len(group) > 1),
     )
 
 
-def _pieces(segment: Segment) -> Iterator[tuple[int, ...]]:
-    """A segment as `Attending` describes it: in pieces whose rows see equally many rows, if they differ irregularly."""
-    if segment.growth is not None:
-        yield segment.start, segment.stop, segment.slot, segment.first, segment.growth
-        return
-    assert segment.lengths is not None
-    starts = [0, *(np.flatnonzero(np.diff(segment.lengths)) + 1).tolist(), segment.rows]
-    for start, stop in pairwise(starts):
-        yield segment.start + start, segment.start + stop, segment.slot, int(segment.lengths[start]), 0
+def _views(segments: Sequence[Segment]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(np.concatenate([_of_each(segment) for segment in segments])))
+
+
+def _of_each(segment: Segment) -> Index:
+    return np.broadcast_to(segment.views, (segment.rows, 3))
 
 
 def _alone(segment: Segment, device: torch.device) -> Alone:
-    mask = None
-    if segment.lengths is not None:
-        seen = np.arange(segment.length) < segment.lengths[:, None]
-        mask = torch.from_numpy(seen).to(device, non_blocking=True)
-    return Alone(slice(segment.start, segment.stop), segment.slot, segment.length, mask)
+    seen = segment.seen
+    mask = None if segment.is_even else torch.from_numpy(_sees(_of_each(segment), seen)).to(device, non_blocking=True)
+    return Alone(slice(segment.start, segment.stop), segment.slot, seen, mask)
+
+
+def _sees(views: Index, length: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    """[queries, length]: whether a query sees a place."""
+    seen, gap, resume = views.T[..., None]
+    places = np.arange(length)
+    return (places < seen) & ((places < gap) | (places >= resume))
 
 
 def _padded_group(group: list[Segment], cache: KeyValueCache) -> PaddedGroup:
     device = cache.device
     rows = max(segment.rows for segment in group)
-    length = max(segment.length for segment in group)
+    length = max(segment.seen for segment in group)
     slots = np.array([segment.slot for segment in group])
     # a view of all slots up to the last costs no copy, and is worth it while three of four are in use
     is_view = 4 * len(slots) > 3 * slots.max()
     order = slots if is_view else np.arange(len(slots))
     count = int(order.max()) + 1
-    lengths = np.ones((count, 1, 1, 1), dtype=np.int64)
-    lengths[order, 0, 0, 0] = [segment.length for segment in group]
-    mask = torch.from_numpy(np.where(np.arange(length) < lengths, 0.0, -np.inf)).to(cache.stored.dtype)
     packed = np.concatenate([np.arange(segment.start, segment.stop) for segment in group])
     padded = np.concatenate([index * rows + np.arange(each.rows) for index, each in zip(order, group, strict=True)])
     is_dense = len(padded) == count * rows and (np.diff(padded) == 1).all()
@@ -100,5 +110,16 @@ def _padded_group(group: list[Segment], cache: KeyValueCache) -> PaddedGroup:
         samples=count,
         rows=rows,
         length=length,
-        mask=mask.to(device, non_blocking=True),
+        mask=_mask(group, order, length, cache.stored.dtype).to(device, non_blocking=True),
     )
+
+
+def _mask(group: list[Segment], order: Index, length: int, dtype: torch.dtype) -> Tensor:
+    """[samples, 1, 1 or queries, length]: 0 where a query sees a place. What pads the group sees one place."""
+    masked = 1 if group[0].is_even else max(segment.rows for segment in group)
+    sees = np.zeros((int(order.max()) + 1, 1, masked, length), dtype=bool)
+    sees[..., 0] = True
+    for index, each in zip(order, group, strict=True):
+        own = _of_each(each)[:masked]
+        sees[index, 0, : len(own)] = _sees(own, length)
+    return torch.from_numpy(np.where(sees, 0.0, -np.inf)).to(dtype)

@@ -1,10 +1,10 @@
 """The settings of a batch, and how one forward is executed: plans in, proposals out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from stepsaver.engine.forward import Executed, Memory, StepOutput, run_step
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rows import Rows, row_list
+from stepsaver.engine.rows import Rows
 from stepsaver.engine.rules.rule import plan_rest
 from stepsaver.engine.sampling import NonFiniteLogits, Proposals, Sampling, propose, uniform
 from stepsaver.engine.state import BlockState, Sample
@@ -28,11 +28,7 @@ if TYPE_CHECKING:
     from stepsaver.engine.curve import Curve
     from stepsaver.engine.decoders.decoder import Decoder
 
-FORWARD_ROWS = 16.0  # assumed cost of a forward on top of its rows, in rows, where nobody has measured it
 USUAL_CONTEXT = 128  # tokens before a block, where nobody knows yet how many there will be
-# What a sample's step costs on top of its rows, in rows, whoever else is in the forward: its plan, and keys and values
-# that are read however few rows attend to them. 3.2 by the row costs of 05_near_rows, at 70 rows of context.
-STEP_ROWS = 3.0
 
 
 GUESSED_RIGHT = 0.8  # share of block openings guessed right, a careful figure: the embedded model had 301 of 310
@@ -57,6 +53,14 @@ def resolve_joins(join: Join, *, curve: "Curve | None", batch_size: int, block_s
     return Joins(prefill=True, commits=joined + (1 - GUESSED_RIGHT) * apart < 2 * apart)
 
 
+class Branch(NamedTuple):
+    """What speculative decoding drafted in case that so many tokens are accepted."""
+
+    accepted: int
+    tokens: tuple[int, ...]  # for the positions behind the one that the forward writes after those
+    is_taken: bool  # so many were: it is the next draft
+
+
 class StepEvent(NamedTuple):
     """What one sample's step did, for `on_step`."""
 
@@ -71,6 +75,7 @@ class StepEvent(NamedTuple):
     confidence: NDArray[np.float64]
     revealed: Rows
     unruled: StepPlan  # what the step would run if there were no rules
+    branches: tuple[Branch, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -79,6 +84,7 @@ class Outcome(NamedTuple):
     revealed: int
     event: StepEvent | None = None
     guess: Literal["right", "wrong"] | None = None  # for a step that ran before its block's first token was known
+    drafted: int = 0  # tokens that were verified
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,7 @@ class BatchContext:
     checked: bool = False  # prove before each step that nothing stale is read
     on_step: Callable[[StepEvent], None] | None = None
     finished: Callable[[list[int]], bool] | None = None
+    remembered: dict[Any, Any] = field(default_factory=dict)  # what a decoder need not decide again
 
     @cached_property
     def joins(self) -> Joins:
@@ -114,16 +121,6 @@ class BatchContext:
     def keeps_layer_history(self) -> bool:
         """Whether blocks note which tokens each layer was computed with: for rules that reuse deltas and for checks."""
         return self.checked or self.memory.deltas is not None
-
-    @property
-    def forward_cost(self) -> float:
-        """What one more forward costs a sample on top of its rows, in rows: its share of the forward, and its step."""
-        if self.curve is None:
-            return FORWARD_ROWS / self.slots + STEP_ROWS
-        rows = self.slots * self.decoding.block_size
-        one, two = (self.curve.seconds(count * rows, USUAL_CONTEXT) for count in (1, 2))
-        free = 2 * one - two  # of a forward, whatever its rows
-        return min(max(free, 0.0) * rows / max(two - one, 1e-9 * one), 1024.0) / self.slots + STEP_ROWS
 
 
 class ScheduledStep(NamedTuple):
@@ -155,7 +152,7 @@ class StepGroup(NamedTuple):
 
 def next_steps(batch: BatchContext, sample: Sample) -> StepGroup:
     """What the sample's decoder does next."""
-    return StepGroup(batch.decoder.turns(batch, sample), partial(batch.decoder.take, batch))
+    return StepGroup(batch.decoder.next_steps(batch, sample), partial(batch.decoder.take, batch))
 
 
 class Execution(NamedTuple):
@@ -236,7 +233,7 @@ def _targets(scheduled: list[ScheduledStep]) -> list[tuple[int, ...]]:
 
 def _predicted_positions(scheduled: list[ScheduledStep]) -> Iterator[tuple[ScheduledStep, int]]:
     """For each row that is read, the position whose token it predicts."""
-    return ((each, each.step.start + row) for each in scheduled for row in row_list(each.plan.predicted))
+    return ((each, position) for each in scheduled for position in each.step.predicted())
 
 
 def _plan_again(batch: BatchContext, blocks: list[BlockState], steps: Sequence[Step], drift_N: Tensor) -> list[Step]:

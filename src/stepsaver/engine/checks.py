@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stepsaver.engine.packing import Step
+from stepsaver.engine.packing import Layout, Step
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_set, rows_between
 from stepsaver.engine.state import NEVER, Sample
@@ -41,7 +41,7 @@ def new_stamps(sample: Sample, positions: int) -> NDArray[np.int64]:
 def assert_written(sample: Sample, steps: Sequence[Step]) -> None:
     """Asserts that steps read only what causal forwards and commits wrote, of the text's tokens.
 
-    What the same forward writes counts, except a draft. Does nothing for a sample without stamps.
+    What the same forward writes counts, but for branches. Does nothing for a sample without stamps.
     """
     if sample.stamps is None:
         return
@@ -54,17 +54,46 @@ def assert_written(sample: Sample, steps: Sequence[Step]) -> None:
         assert (read != NEVER).all(), f"keys at position {int(np.argmin(read != NEVER))} are of a draft, or of nothing"
         known = min(step.start, len(text))
         assert (read[:known] == text[:known]).all(), "keys of another token than the text's would be read"
+        if step.layout is not None:
+            _assert_sees_its_own(step, step.layout, len(text))
+
+
+def _assert_sees_its_own(step: Step, layout: Layout, known: int) -> None:
+    """Asserts that nobody but a branch's own positions sees it, and that these see the text up to it.
+
+    The text and its draft are causal, but for a block that is committed: there all see the known tokens.
+    """
+    positions, places, branches = (each.tolist() for each in (layout.positions, layout.places, layout.branches))
+    assert len(set(places)) == len(places), "two positions have one place"
+    for position, place, branch, (seen, gap, resume) in zip(
+        positions, places, branches, layout.views.tolist(), strict=True
+    ):
+        sees = {*range(seen)} - {*range(gap, resume)}
+        if branch < 0:
+            assert place == position, f"position {position} of the text does not lie in its place"
+            assert sees in ({*range(position + 1)}, {*range(known)}), f"position {position} is not causal"
+            assert position < known or seen == position + 1, f"drafted position {position} is not causal"
+            continue
+        own = [index for index, other in enumerate(branches) if other == branch]
+        before = {*range(min(positions[index] for index in own))}
+        assert before <= sees, f"position {position} of branch {branch} does not see all of the text before it"
+        assert place in sees, f"position {position} of branch {branch} does not see itself"
+        foreign = sees - before - {places[index] for index in own}
+        assert not foreign, f"position {position} of branch {branch} sees {sorted(foreign)}, which are not its own"
 
 
 def stamp_positions(sample: Sample, steps: Sequence[Step]) -> None:
-    """Notes the tokens whose keys and values some steps wrote. A draft's do not count."""
+    """Notes the tokens whose keys and values some steps wrote. Those of branches do not count."""
     if sample.stamps is not None:
         for step in steps:
             _stamp(sample.stamps, step)
 
 
 def _stamp(stamps: NDArray[np.int64], step: Step) -> None:
-    stamps[step.start : step.start + len(step.tokens)] = NEVER if step.plan.kind == "draft" else step.tokens
+    if step.layout is None:
+        stamps[step.start : step.start + len(step.tokens)] = step.tokens
+    else:
+        stamps[step.layout.places] = np.where(step.layout.branches < 0, step.tokens, NEVER)
 
 
 def _stale(view: StepView, part: str, layer: int) -> Rows:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -138,6 +139,17 @@ def measure_curve(
     return curve
 
 
+_CURVES: "WeakKeyDictionary[Transformer, dict[int, Curve]]" = WeakKeyDictionary()
+
+
+def curve_of(model: Transformer, decoding: DecodingSettings, batch_size: int) -> Curve:
+    """The curve of a loaded model, measured when it is first asked for."""
+    curves = _CURVES.setdefault(model, {})
+    if batch_size not in curves:
+        curves[batch_size] = measure_curve(model, decoding=decoding, batch_size=batch_size)
+    return curves[batch_size]
+
+
 def _here(model: Transformer) -> tuple[str, str, int, str]:
     """Device, dtype, threads and shape."""
     config = model.config
@@ -181,7 +193,7 @@ class Scratch:
             block = new_block(context, opening, decoding=batch.decoding, layers=None)
             samples.append(Sample(slot, request, slot, context=list(request.prompt), block=block))
         started = perf_counter()
-        scheduled = [step for sample in samples for step in batch.decoder.turns(batch, sample)]
+        scheduled = [step for sample in samples for step in batch.decoder.next_steps(batch, sample)]
         execution = execute(batch, scheduled)
         for step, proposals in zip(execution.steps, execution.proposals, strict=True):
             batch.decoder.take(batch, [step], [proposals])

@@ -98,7 +98,7 @@ class Engine:
         sample: after each block in block diffusion, after each token with the other decoders. `trace` gets a record per
         forward.
         """
-        requests = self._requests(prompts, max_new_tokens, sampling)
+        requests = self._requests(prompts, max_new_tokens)
         return self._decode(
             requests, sampling or Sampling(), trace if trace is not None else Trace(), on_step, finished
         )
@@ -113,7 +113,7 @@ class Engine:
         finished: Callable[[list[int]], bool] | None = None,
     ) -> Iterator[Settled]:
         """Yields a sample each time more of its tokens have settled, and when it is finished."""
-        requests = self._requests(prompts, max_new_tokens, sampling)
+        requests = self._requests(prompts, max_new_tokens)
         return self._settle(requests, sampling or Sampling(), trace if trace is not None else Trace(), finished)
 
     def score(
@@ -141,11 +141,7 @@ class Engine:
             raise unknown_name("estimator", estimator, ESTIMATORS)
         return self.decoder.estimator(estimator, self.decoding)
 
-    def _requests(
-        self, prompts: Sequence[Prompt | Sequence[int]], max_new_tokens: int, sampling: Sampling | None
-    ) -> list[Request]:
-        if sampling is not None:
-            self.decoder.check_sampling(sampling)
+    def _requests(self, prompts: Sequence[Prompt | Sequence[int]], max_new_tokens: int) -> list[Request]:
         return [self._request(index, prompt, max_new_tokens) for index, prompt in enumerate(prompts)]
 
     def _settle(
@@ -188,7 +184,7 @@ class Engine:
             yield from scores_of(merged[sample.index], sample)
 
     def _score_once(self, requests: list[ScoreRequest], prepare: Prepare, trace: Trace) -> Iterator[Score]:
-        longest = max(len(each.context_ids) + len(each.continuation_ids) + 1 for each in requests)
+        longest = max(len(each.context_ids) + 2 * len(each.continuation_ids) + 1 for each in requests)
         slots = min(self.batch_size, len(requests))
         memory = self._memory(slots, longest)._replace(deltas=None)  # they have room for one block, not for a context
         trace.cache_bytes, trace.slots = memory.cache.bytes, slots
@@ -243,7 +239,9 @@ class Engine:
         finished: Callable[[list[int]], bool] | None = None,
     ) -> BatchContext:
         slots = min(self.batch_size, len(requests))
-        memory = self._memory(slots, max(request.end for request in requests))
+        memory = self._memory(
+            slots, max(request.end for request in requests) + self.decoder.further_places(self.decoding)
+        )
         trace.slots = slots
         trace.cache_bytes = memory.cache.bytes + (memory.deltas.bytes if memory.deltas else 0)
         return BatchContext(

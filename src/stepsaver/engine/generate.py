@@ -7,9 +7,12 @@ sample acts on what was proposed for it, and finished samples leave.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from time import perf_counter
 
 from stepsaver.engine.batch import BatchContext, Execution, Outcome, ScheduledStep, StepGroup, execute, next_steps
+from stepsaver.engine.curve import SECONDS as WORTH_MEASURING
+from stepsaver.engine.curve import curve_of
 from stepsaver.engine.prefill import Contexts, contexts_of
 from stepsaver.engine.state import Request, Sample
 from stepsaver.engine.trace import ForwardRecord, SampleStep, Trace, sample_step
@@ -25,7 +28,10 @@ def iterations(batch: BatchContext, requests: Iterable[Request], trace: Trace) -
     """Decodes all requests, and yields the samples of the batch after every iteration, finished ones included."""
     waiting, slots = deque(enumerate(requests)), list(range(batch.slots))[::-1]
     samples: list[Sample] = []
+    begun = perf_counter()
     while waiting or samples:
+        if batch.curve is None and batch.decoder.needs_curve and perf_counter() - begun > WORTH_MEASURING:
+            batch = replace(batch, curve=curve_of(batch.model, batch.decoding, batch.slots), remembered={})
         new = [batch.decoder.join(batch, *waiting.popleft(), slots.pop()) for _ in range(min(len(slots), len(waiting)))]
         samples += new
         started = perf_counter()
@@ -94,4 +100,5 @@ def _entry(batch: BatchContext, scheduled: ScheduledStep, outcome: Outcome) -> S
         context=step.seen,
         revealed=outcome.revealed,
         recomputed_context=step.start if recomputes else 0,
+        drafted=outcome.drafted,
     )

@@ -12,15 +12,28 @@ from stepsaver.engine.backends.packed import Attending, AttentionRows, PackedRun
 from stepsaver.engine.cache import DeltaCache, Index, KeyValueCache
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rows import Rows, index_within, row_index
+from stepsaver.engine.rows import Rows, index_within, row_index, row_list
 
 RowSets = tuple[Rows, ...]  # one per step
+
+
+class Layout(NamedTuple):
+    """Of each token of a step: its position in the text, and where it lies and what it sees in its slot.
+
+    A token sees the slot's first `seen` places, but not those from `gap` to `resume` - 1.
+    """
+
+    positions: Index
+    places: Index  # of its keys and values
+    views: Index  # [tokens, 3]: seen, gap, resume
+    branches: Index  # the branch of speculative decoding that a token belongs to; -1: to the text, or to its draft
+    predicted: Index  # the position whose token it predicts
 
 
 class Step(NamedTuple):
     """One sample's share of a forward: the tokens from position `start` on, and the plan for them.
 
-    A row sees everything before `start`, and all rows from there to the end of its block.
+    A token sees everything before `start`, and all tokens from there to the end of its block; or what the layout says.
     """
 
     slot: int
@@ -28,16 +41,38 @@ class Step(NamedTuple):
     tokens: Index
     block_size: int
     plan: StepPlan
+    layout: Layout | None = None
 
     @property
     def seen(self) -> int:
-        """How many rows of context the last row sees, its block included."""
+        """How many places of its slot the last token sees, its block included."""
+        if self.layout is not None:
+            return int(self.layout.views[:, 0].max())
         return self.start + len(self.tokens) - self.plan.hidden.bit_count()
 
-    def lengths(self, rows: Rows) -> Index:
-        """For each of `rows`, how many rows of the slot it sees."""
-        ends = (row_index(rows) // self.block_size + 1) * self.block_size
-        return np.minimum(self.start + ends, self.seen)
+    def positions(self, index: Index) -> Index:
+        """The positions in the text of some of the tokens."""
+        return self.start + index if self.layout is None else self.layout.positions[index]
+
+    def places(self, index: Index) -> Index:
+        """Where the keys and values of some of the tokens lie in the slot."""
+        return self.start + index if self.layout is None else self.layout.places[index]
+
+    def views(self, index: Index) -> Index:
+        """[tokens, 3]: how many places each of some tokens sees, and the gap in them. One line if it is the same."""
+        if self.layout is not None:
+            return self.layout.views[index]
+        if self.seen - self.start <= self.block_size:  # one block
+            return np.array([[self.seen, 0, 0]])
+        views = np.zeros((len(index), 3), dtype=np.int64)
+        views[:, 0] = np.minimum(self.start + (index // self.block_size + 1) * self.block_size, self.seen)
+        return views
+
+    def predicted(self) -> list[int]:
+        """The positions whose tokens are predicted by the tokens that are read."""
+        if self.layout is not None:
+            return self.layout.predicted[row_index(self.plan.reads)].tolist()
+        return [self.start + row for row in row_list(self.plan.predicted)]
 
 
 class PackedRows(NamedTuple):
@@ -50,7 +85,7 @@ class PackedRows(NamedTuple):
 def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:
     windows = [row_index(step.plan.window) for step in steps]
     tokens = np.concatenate([step.tokens[window] for step, window in zip(steps, windows, strict=True)])
-    positions = np.concatenate([step.start + window for step, window in zip(steps, windows, strict=True)])
+    positions = np.concatenate([step.positions(window) for step, window in zip(steps, windows, strict=True)])
     return PackedRows(_tensor(tokens, device), _tensor(positions, device))
 
 
@@ -120,8 +155,8 @@ class Packer:
         if written not in self._places:
             index = [row_index(rows) for rows in written]
             slots = np.repeat([step.slot for step in steps], [len(rows) for rows in index])
-            positions = np.concatenate([step.start + rows for step, rows in zip(steps, index, strict=True)])
-            self._places[written] = self.cache.places(slots, positions)
+            places = np.concatenate([step.places(rows) for step, rows in zip(steps, index, strict=True)])
+            self._places[written] = self.cache.places(slots, places)
         return self._places[written]
 
     def _to_attend(self, steps: Sequence[Step], queries: RowSets) -> Attending:
@@ -175,18 +210,9 @@ def _segments(steps: Sequence[Step], queries: RowSets) -> list[Segment]:
     for step, rows in zip(steps, queries, strict=True):
         count = rows.bit_count()
         if count:
-            segments.append(_segment(step, rows, start, start + count))
+            segments.append(Segment(start, start + count, step.slot, step.views(row_index(rows))))
         start += count
     return segments
-
-
-def _segment(step: Step, rows: Rows, start: int, stop: int) -> Segment:
-    if step.seen - step.start <= step.block_size:  # one block: every row sees everything
-        return Segment(start, stop, step.slot, step.seen, step.seen, 0)
-    lengths = step.lengths(rows)
-    growths = set(np.diff(lengths).tolist())
-    growth = None if len(growths) > 1 else growths.pop() if growths else 0
-    return Segment(start, stop, step.slot, int(lengths[0]), int(lengths[-1]), growth, lengths if growth != 0 else None)
 
 
 def _tensor(array: Index, device: torch.device) -> Tensor:

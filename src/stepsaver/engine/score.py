@@ -19,9 +19,9 @@ from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Memory, run_step
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.packing import Step
+from stepsaver.engine.packing import Layout, Step
 from stepsaver.engine.plan import whole_plan
-from stepsaver.engine.rows import Rows, rows_between
+from stepsaver.engine.rows import Rows, row_index, rows_between
 from stepsaver.engine.sampling import Sampling, propose
 from stepsaver.engine.state import Request, Sample, Writer, request_key
 from stepsaver.engine.trace import DENOISING
@@ -157,9 +157,7 @@ def reference(request: ScoreRequest, decoding: DecodingSettings) -> Asked:
 
 
 def autoregressive(request: ScoreRequest, decoding: DecodingSettings) -> Asked:
-    """Scores all tokens of the continuation by causal rows: how likely autoregressive decoding writes it."""
-    if not decoding.prediction.opens_blocks:
-        raise UsageError("the autoregressive estimator needs rows that predict the token after them")
+    """Scores all tokens of the continuation by causal positions: how likely autoregressive decoding writes it."""
     shown = (*request.context_ids, *request.continuation_ids)
     scored = rows_between(len(request.context_ids), len(shown))
     return Asked(Shown(shown[:-1], scored, 1), request.continuation_ids)
@@ -181,6 +179,9 @@ def steps_of(forwards: Sequence[ScoringForward], decoding: DecodingSettings, lay
     """One step per forward, each in its own slot."""
     steps = []
     for slot, (shown, _) in enumerate(forwards):
+        if shown.block_size == 1 and not decoding.prediction.opens_blocks:
+            steps.append(_with_copies(slot, shown, decoding, layers))
+            continue
         plan = whole_plan(
             "prefill",
             window=rows_between(0, len(shown.tokens)),
@@ -190,6 +191,26 @@ def steps_of(forwards: Sequence[ScoringForward], decoding: DecodingSettings, lay
         )
         steps.append(Step(slot, 0, np.array(shown.tokens), shown.block_size, plan))
     return steps
+
+
+def _with_copies(slot: int, shown: Shown, decoding: DecodingSettings, layers: int) -> Step:
+    """Causal positions, and a masked copy of each that is scored, which sees only what lies before it."""
+    count, scored = len(shown.tokens), row_index(shown.scored)
+    copies = np.arange(count, count + len(scored))
+    positions, places = np.concatenate((np.arange(count), scored)), np.arange(count + len(scored))
+    views = np.zeros((len(places), 3), dtype=np.int64)
+    views[:, 0] = places + 1
+    views[count:, 1:] = np.stack((scored, copies), 1)
+    plan = whole_plan(
+        "prefill",
+        window=rows_between(0, len(places)),
+        reads=rows_between(count, len(places)),
+        layers=layers,
+        prediction=decoding.prediction,
+    )
+    tokens = np.concatenate((np.array(shown.tokens), np.full(len(copies), decoding.mask_id)))
+    layout = Layout(positions, places, views, np.where(places < count, -1, positions), positions)
+    return Step(slot, 0, tokens, 1, plan, layout)
 
 
 def run_once(

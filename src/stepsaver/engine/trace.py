@@ -30,6 +30,7 @@ class SampleStep(NamedTuple):
     revealed: int  # rows that became tokens
     recomputed_context: int = 0  # rows of context run again because the prefix cache is off
     window: Rows = NO_ROWS  # the rows that ran, numbered within its block
+    drafted: int = 0  # tokens that were verified
 
 
 class LayersRun(NamedTuple):
@@ -132,6 +133,7 @@ def sample_step(
     context: int,
     revealed: int,
     recomputed_context: int,
+    drafted: int = 0,
 ) -> SampleStep:
     return SampleStep(
         sample=sample,
@@ -150,4 +152,5 @@ def sample_step(
         revealed=revealed,
         recomputed_context=recomputed_context,
         window=plan.window,
+        drafted=drafted,
     )

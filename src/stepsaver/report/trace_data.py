@@ -40,6 +40,14 @@ class Layers(NamedTuple):
     mlp: str
 
 
+class Branch(TypedDict):
+    """What speculative decoding drafted in case that so many tokens are accepted; taken: so many were."""
+
+    accepted: int
+    tokens: list[int]
+    is_taken: bool
+
+
 class Totals(TypedDict):
     """The sample's totals up to this frame, including it. Row-layers are rows summed over layers."""
 
@@ -65,6 +73,7 @@ class Frame(TypedDict):
     revealed: str
     accepted: str  # of a verification: drafted rows that it would have written itself
     rejected: str  # and those that it would not, or that come after one
+    branches: list[Branch]
     layers: list[Layers]
     positions: list[int]  # in the text, whose tokens became known in this frame
     totals: Totals
@@ -112,6 +121,7 @@ class _Seen(NamedTuple):
     changed: Rows
     proposals: list[Proposal]
     revealed: Rows
+    branches: list[Branch]
 
 
 class TraceRecorder:
@@ -136,6 +146,7 @@ class TraceRecorder:
                 event.changed,
                 proposals,
                 event.revealed,
+                [Branch(accepted=each[0], tokens=list(each[1]), is_taken=each[2]) for each in event.branches],
             )
         )
 
@@ -197,6 +208,7 @@ def _denoising_frame(step: SampleStep, seen: _Seen) -> Frame:
     frame["changed"] = describe(seen.changed if step.step else NO_ROWS)
     frame["proposals"] = seen.proposals
     frame["revealed"] = describe(seen.revealed)
+    frame["branches"] = seen.branches
     if step.kind == "verify":
         frame["accepted"], frame["rejected"] = map(describe, _verified(seen))
     return frame
@@ -205,9 +217,9 @@ def _denoising_frame(step: SampleStep, seen: _Seen) -> Frame:
 def _verified(seen: _Seen) -> tuple[Rows, Rows]:
     """Returns the drafted rows that a verification kept and those that it threw away.
 
-    Its first row is the last known one, and the row after its last one was not drafted.
+    The first of the masked rows is behind the known ones, and the row after the last one was not drafted.
     """
-    drafted = rows_between(1, len(seen.tokens) - 1)
+    drafted = seen.sub_block & ~rows_between(len(seen.tokens) - 1, len(seen.tokens))
     same = sum(1 << row for row, token, _ in seen.proposals if seen.tokens[row] == token)
     accepted = drafted & seen.revealed & same
     return accepted, drafted & ~accepted
@@ -228,6 +240,7 @@ def _frame(
         revealed=describe(NO_ROWS),
         accepted=describe(NO_ROWS),
         rejected=describe(NO_ROWS),
+        branches=[],
         layers=_layers(plan) if plan else [],
         positions=positions,
         totals=_NO_TOTALS,
@@ -307,3 +320,4 @@ def _tokens(samples: Sequence[TracedSample], mask_id: int) -> Iterator[int]:
             for frame in run["frames"]:
                 yield from (token for token in frame["tokens"] if token != mask_id)
                 yield from (proposal.token for proposal in frame["proposals"])
+                yield from (token for branch in frame["branches"] for token in branch["tokens"])

@@ -1,6 +1,6 @@
 """A decode live in the terminal: the text so far, the block's rows, which layers run on them, and what it cost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import nan
 from time import sleep
 from types import TracebackType
@@ -66,8 +66,16 @@ class Watch:
             sleep(self._seconds)
 
     def view(self, event: StepEvent) -> Group:
-        gap = Text()
-        return Group(self._heading(event), gap, self._words(event), gap, _rows(event), _legend(), gap, _totals(event))
+        gap, shown = Text(), [self._heading(event), Text(), self._words(event), *self._branches(event)]
+        return Group(*shown, gap, _rows(event), _legend(), gap, _totals(event))
+
+    def _branches(self, event: StepEvent) -> Iterator[Text]:
+        """A line for each branch of speculative decoding; the one that is the next draft is lit."""
+        for accepted, tokens, is_taken in event.branches:
+            words = "".join(map(self._printable, tokens)).replace("\n", "⏎")
+            line = Text(f"{accepted:3} accepted: {words}", "bold yellow" if is_taken else "dim", no_wrap=True)
+            line.truncate(self._live.console.width, overflow="ellipsis")
+            yield line
 
     def _heading(self, event: StepEvent) -> Text:
         plan, sample = event.plan, event.sample
@@ -149,7 +157,7 @@ def _row_mark(event: StepEvent, row: int, width: int) -> tuple[str, str]:
         return "◆".ljust(width), "bold yellow"
     if event.plan.hidden >> row & 1:
         return HIDDEN.ljust(width), SKIPPED
-    if event.plan.kind == "verify" and 0 < row < len(event.tokens) - 1:
+    if event.plan.kind == "verify" and event.masked >> row & 1 and row < len(event.tokens) - 1:
         return "✗".ljust(width), "red"  # drafted, and not what the causal rows say
     if event.masked >> row & 1:
         return MASK * width, _confidence_style(float(event.confidence[row]))

@@ -40,16 +40,16 @@ class PaddedGroup(NamedTuple):
     samples: int
     rows: int
     length: int
-    mask: Tensor  # [samples, 1, 1, length], added to the scores
+    mask: Tensor  # [samples, 1, 1 or rows, length], added to the scores: of all queries of a sample, or of each
 
 
 class Attending(NamedTuple):
-    """How queries attend. Whatever a backend attends by itself is in `segments`: of each, the first of its rows, the
-    one after its last, its slot, how many rows of context the first one sees, and how many more each one sees than the
-    one before it.
+    """How queries attend. A query sees the first places of its slot but those of a gap. Whatever a backend attends by
+    itself is in `segments`: of each, the first of its rows, the one after its last, and its slot.
     """
 
-    segments: Tensor | None  # [segments, 5]
+    segments: Tensor | None  # [segments, 3]
+    views: Tensor | None  # [N, 3], of all queries if there are segments: how many places it sees, and the gap
     alone: tuple[Alone, ...]
     grouped: tuple[PaddedGroup, ...]
 

@@ -64,7 +64,9 @@ def attend_padded(queries_NHE: Tensor, cache: "KeyValueCache", layer: int, group
     """One call for several samples, `rows` queries each."""
     keys, values = cache.read(layer, group.slots, group.length)
     folded = _fold(queries_NHE, samples=group.samples, kv_heads=keys.shape[1])
-    mask = group.mask.expand(-1, -1, folded.shape[2], -1)
+    sharing = folded.shape[2] // group.rows
+    is_even = group.mask.shape[2] == 1
+    mask = group.mask.expand(-1, -1, folded.shape[2], -1) if is_even else group.mask.repeat(1, 1, sharing, 1)
     mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
     return _unfold(mixed, heads=queries_NHE.shape[1])
 

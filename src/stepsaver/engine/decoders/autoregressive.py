@@ -35,8 +35,8 @@ class Autoregressive(Decoder):
         return replace(decoding, block_size=1, sub_block_size=1)
 
     def estimator(self, wanted: Estimator, decoding: DecodingSettings) -> Estimator:
-        """Where a position predicts the next token, one forward scores all tokens; else the decode loop does."""
-        return "autoregressive" if wanted == "trajectory" and decoding.prediction.opens_blocks else wanted
+        """One forward scores all tokens."""
+        return "autoregressive" if wanted == "trajectory" else wanted
 
     def join(self, batch: BatchContext, index: int, request: Request, slot: int) -> Sample:
         sample = super().join(batch, index, request, slot)
@@ -44,7 +44,7 @@ class Autoregressive(Decoder):
             sample.stamps = new_stamps(sample, request.end + 1)
         return sample
 
-    def turns(self, batch: BatchContext, sample: Sample) -> list[ScheduledStep]:
+    def next_steps(self, batch: BatchContext, sample: Sample) -> list[ScheduledStep]:
         block = sample.block
         predicts_itself = not batch.decoding.prediction.opens_blocks
         tokens = block.tokens

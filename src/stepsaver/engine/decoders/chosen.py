@@ -11,6 +11,14 @@ from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.policies.policy import Policy, chosen_policy
 from stepsaver.engine.rules.rule import Rule, chosen_rules
 
+# options that speculative decoding had, and what to say instead
+RENAMED = {
+    "span=auto": "positions=auto",
+    "ahead=auto": "positions=auto",
+    "ahead=always": "positions=auto",
+    "ahead=never": "positions=0",
+}
+
 
 def chosen_decoder(
     decode: str | Decoder | None = None,
@@ -42,4 +50,9 @@ def parse_decoder(text: str) -> Decoder:
         return Denoise()
     if text.partition(":")[0] == DECODE:
         raise UsageError(f"decoder {shown(text)}: {DECODE} has no fields; policy and rules are options of their own")
+    for old, new in RENAMED.items():
+        if text.startswith("speculative:") and old in text.partition(":")[2].split(","):
+            raise UsageError(f"decoder {shown(text)}: {old} is now {new}")
+    if text.startswith("speculative:") and "ahead=" in text:
+        raise UsageError(f"decoder {shown(text)}: ahead is gone: use positions=auto, or positions=0 for ahead=never")
     return cast(Decoder, registry.parse(text, "stepsaver.engine.decoders", "decoder"))

@@ -9,7 +9,7 @@ from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.rules.rule import Rule
-from stepsaver.engine.sampling import Proposals, Sampling
+from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import BlockState, Ending, Request, Sample, ending_of, new_block
 
 
@@ -40,15 +40,17 @@ class Decoder(ABC):
         """For people: the policy, where there is one."""
         return self.text if self.policy is None else registry.describe(self.policy)
 
+    @property
+    def needs_curve(self) -> bool:
+        """Whether it decides by what a forward costs."""
+        return False
+
     def settled(self, decoding: DecodingSettings) -> DecodingSettings:
         """The settings that this decoder works with."""
         return decoding
 
     def check(self, decoding: DecodingSettings, layers: int) -> None:  # noqa: B027 (some decoders fit every model)
         """Refuses decoding settings and models that this decoder cannot work with."""
-
-    def check_sampling(self, sampling: Sampling) -> None:  # noqa: B027
-        """Refuses a way of sampling that this decoder cannot work with."""
 
     def estimator(self, wanted: Estimator, decoding: DecodingSettings) -> Estimator:
         """The estimator that scores what is `wanted`: `trajectory` is how likely this decoder writes a text."""
@@ -57,6 +59,10 @@ class Decoder(ABC):
     def context_block_size(self, decoding: DecodingSettings) -> int:
         """A position of the context sees up to the end of its block of this size."""
         return 1 if decoding.prediction.has_causal_context else decoding.block_size
+
+    def further_places(self, decoding: DecodingSettings) -> int:
+        """How many places behind its text a sample needs in its slot."""
+        return 0
 
     def join(self, batch: BatchContext, index: int, request: Request, slot: int) -> Sample:
         """A sample with its slot. The prompt's whole blocks are context, and the rest opens the first block. A causal
@@ -101,7 +107,7 @@ class Decoder(ABC):
                 return
 
     @abstractmethod
-    def turns(self, batch: BatchContext, sample: Sample) -> list[ScheduledStep]:
+    def next_steps(self, batch: BatchContext, sample: Sample) -> list[ScheduledStep]:
         """What the sample does in the next forward."""
 
     @abstractmethod

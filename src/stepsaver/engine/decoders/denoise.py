@@ -51,7 +51,7 @@ class Denoise(Decoder):
             raise UsageError(f"sub-blocks of {decoding.sub_block_size}: this model decodes its blocks as a whole")
         check_rules(self.rules, decoding, layers)
 
-    def turns(self, batch: BatchContext, sample: Sample) -> list[ScheduledStep]:
+    def next_steps(self, batch: BatchContext, sample: Sample) -> list[ScheduledStep]:
         """A denoising step, or, if no row is left to reveal, the commit, maybe with the next block's first step."""
         block = sample.block
         if block.masked & ~block.sealed:

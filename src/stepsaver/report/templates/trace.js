@@ -58,6 +58,7 @@ class Panel {
     this.reading = make("p", "reading", this.root);
     this.buildTotals();
     this.buildText();
+    this.branches = make("div", "branches", this.root);
   }
 
   buildBlock() {
@@ -72,7 +73,8 @@ class Panel {
     for (let layer = 0; layer < trace.layers; layer++) {
       make("span", "cell", numbers, layer % every ? "" : String(layer));
     }
-    this.lines = Array.from({ length: trace.block_size }, (_, row) => this.buildLine(row));
+    const longest = Math.max(trace.block_size, ...this.run.frames.map((frame) => frame.tokens.length));
+    this.lines = Array.from({ length: longest }, (_, row) => this.buildLine(row));
     this.block.addEventListener("mouseover", (event) => this.read(event.target));
     this.block.addEventListener("click", (event) => this.read(event.target));
   }
@@ -126,6 +128,7 @@ class Panel {
     this.showStatus(place > last);
     this.showLines();
     this.showText();
+    this.showBranches();
     this.showTotals();
     this.reading.textContent = "";
   }
@@ -222,6 +225,16 @@ class Panel {
       word.span.hidden = place > end;
     });
     this.text.scrollTop = this.text.scrollHeight;
+  }
+
+  // A lane under the text for each number of drafted tokens that might have been accepted; the taken one is lit.
+  showBranches() {
+    this.branches.replaceChildren();
+    for (const { accepted, tokens, is_taken: isTaken } of this.frame.branches) {
+      const lane = make("div", isTaken ? "branch taken" : "branch", this.branches);
+      make("span", "number", lane, `${accepted} accepted`);
+      tokens.forEach((id) => make("span", "token", lane, tokenText(id)));
+    }
   }
 
   showTotals() {

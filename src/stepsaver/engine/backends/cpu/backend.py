@@ -65,7 +65,7 @@ class Cpu(CpuWithoutKernels):
             rows.rotation,
             cache.by_layer[layer],
             rows.places,
-            None if attending is None else attending.segments,
+            attending,
             None if norms is None else kernels.Norms(norms.weight, norms.eps),
         )
         if attending is None or not (attending.alone or attending.grouped):

@@ -86,7 +86,7 @@ typedef struct {
     void (*rotate)(float *, const float *, const float *, long, long);
     float (*largest)(const float *, long);
     Sums (*sums_of)(const float *, long, float);
-    void (*attend)(const float *const *, float *const *, long, const float *, const float *, const long *, long, float,
+    void (*attend)(const float *const *, float *const *, long, const float *, const float *, const View *, long, float,
                    Fetch);
     void (*pack)(const float *, long, long, long, float *);
 } RowFunctions;
@@ -167,14 +167,17 @@ int places_fit(const Heads *heads, const Place *places, long count) {
     return fit;
 }
 
-int segments_fit(const Heads *heads, const Segment *segments, long count, long rows) {
+int segments_fit(const Heads *heads, Attending attending, long rows) {
     const long most = heads->capacity < LONGEST_CONTEXT ? heads->capacity : LONGEST_CONTEXT;
-    int fit = count == 0 || (heads->head_dim % 8 == 0 && heads->head_dim <= LONGEST_HEAD);
-    for (long i = 0; i < count; i++) {
-        const Segment s = segments[i];
+    int fit = attending.count == 0 || (heads->head_dim % 8 == 0 && heads->head_dim <= LONGEST_HEAD);
+    for (long i = 0; i < attending.count; i++) {
+        const Segment s = attending.segments[i];
         fit &= s.start >= 0 && s.start < s.stop && s.stop <= rows && (uint64_t)s.slot < (uint64_t)heads->slots;
-        fit &= s.length > 0 && s.length <= most && s.growth >= 0 && s.growth <= most;
-        fit &= s.growth == 0 || (s.stop - s.start - 1) <= (most - s.length) / s.growth;
+        for (long row = s.start; fit && row < s.stop; row++) {
+            const View view = attending.views[row];
+            fit = view.gap >= 0 && view.gap <= view.resume && view.resume <= view.seen && view.seen <= most &&
+                  view.resume - view.gap < view.seen;
+        }
     }
     return fit;
 }
@@ -205,29 +208,30 @@ static const float *keys_of(const Heads *heads, const float *stored, Segment seg
 }
 
 /* What the task after this one reads. */
-static Fetch fetch_of(const Heads *heads, const float *stored, Segment segment, long kv_head) {
+static Fetch fetch_of(const Heads *heads, const float *stored, Segment segment, const View *views, long kv_head) {
     const float *keys = keys_of(heads, stored, segment, kv_head);
-    const long seen = segment.length + segment.growth * (segment.stop - segment.start - 1);
+    const long seen = views[segment.stop - 1].seen;
     return (Fetch){(const char *)keys, (const char *)(keys + heads->kv_heads * heads->capacity * heads->head_dim),
                    seen * heads->head_dim * (long)sizeof(float)};
 }
 
 /* Attends the queries from `first` on, at most TILE of them, of a sample's heads that share a key-value head. */
 static void attend_task(const Heads *heads, const float *queries, long query_stride, float *out, const float *stored,
-                        Segment segment, long kv_head, long first, Fetch next) {
+                        Segment segment, const View *views, long kv_head, long first, Fetch next) {
     const long rows = segment.stop - segment.start, group = heads->heads / heads->kv_heads, width = heads->head_dim;
     const float *of_tile[TILE];
     float *to_tile[TILE];
-    long lengths[TILE], count = 0;
+    View of_query[TILE];
+    long count = 0;
     for (long query = first; query < rows * group && count < TILE; query++, count++) {
         const long row = segment.start + query % rows, head = kv_head * group + query / rows;
-        lengths[count] = segment.length + segment.growth * (query % rows);
+        of_query[count] = views[row];
         of_tile[count] = queries + row * query_stride + head * width;
         to_tile[count] = out + (row * heads->heads + head) * width;
     }
     const float *keys = keys_of(heads, stored, segment, kv_head);
     const RowFunctions *attends = width % 16 ? attends_narrow : rows_of;
-    attends->attend(of_tile, to_tile, count, keys, keys + heads->kv_heads * heads->capacity * width, lengths, width,
+    attends->attend(of_tile, to_tile, count, keys, keys + heads->kv_heads * heads->capacity * width, of_query, width,
                     1.0f / sqrtf((float)width), next);
 }
 
@@ -265,10 +269,10 @@ void store_row(const Heads *heads, float *row, Rotation rotation, long n, float 
         copy_head(to + head * heads->capacity * width, row + queries + head * width, width);
 }
 
-void list_tasks(const Heads *heads, const Segment *segments, long count, long *firsts) {
+void list_tasks(const Heads *heads, Attending attending, long *firsts) {
     firsts[0] = 0;
-    for (long i = 0; i < count; i++)
-        firsts[i + 1] = firsts[i] + heads->kv_heads * tiles_of(segments[i], heads->heads / heads->kv_heads);
+    for (long i = 0; i < attending.count; i++)
+        firsts[i + 1] = firsts[i] + heads->kv_heads * tiles_of(attending.segments[i], heads->heads / heads->kv_heads);
 }
 
 /* the segment that a task is of */
@@ -285,8 +289,9 @@ static long segment_of(const long *firsts, long count, long task) {
 }
 
 void attend_segments(const Heads *heads, const float *queries, long query_stride, float *out, const float *stored,
-                     const Segment *segments, const long *firsts, long count) {
-    const long group = heads->heads / heads->kv_heads;
+                     Attending attending, const long *firsts) {
+    const Segment *segments = attending.segments;
+    const long group = heads->heads / heads->kv_heads, count = attending.count;
     /* tasks that a thread takes at a time: one of few queries is hardly longer than taking it */
     const long few = 1 + firsts[count] / (32 * threads_at_most());
 #pragma omp for schedule(dynamic, few)
@@ -296,8 +301,9 @@ void attend_segments(const Heads *heads, const float *queries, long query_stride
         const int is_last = kv_head + 1 == heads->kv_heads;
         Fetch next = {NULL, NULL, 0};
         if (tile + 1 == tiles && task + 1 < firsts[count])
-            next = fetch_of(heads, stored, segments[is_last ? i + 1 : i], is_last ? 0 : kv_head + 1);
-        attend_task(heads, queries, query_stride, out, stored, segments[i], kv_head, tile * TILE, next);
+            next = fetch_of(heads, stored, segments[is_last ? i + 1 : i], attending.views, is_last ? 0 : kv_head + 1);
+        attend_task(heads, queries, query_stride, out, stored, segments[i], attending.views, kv_head, tile * TILE,
+                    next);
     }
 }
 
@@ -306,8 +312,8 @@ typedef struct {
     float *projected, *out, *stored;
     Rotation rotation;
     const Place *places;
-    const Segment *segments;
-    long rows, segment_count;
+    Attending attending;
+    long rows;
     Heads heads;
 } AttendCall;
 
@@ -315,17 +321,17 @@ long stepsaver_attend(const AttendCall *c) {
     const Heads *heads = &c->heads;
     const long stride = (heads->heads + (c->places ? 2 * heads->kv_heads : 0)) * heads->head_dim;
     if (c->places && !places_fit(heads, c->places, c->rows)) return OUT_OF_BOUNDS;
-    if (!segments_fit(heads, c->segments, c->segment_count, c->rows)) return OUT_OF_BOUNDS;
-    long *firsts = malloc((size_t)(c->segment_count + 1) * sizeof *firsts);
+    if (!segments_fit(heads, c->attending, c->rows)) return OUT_OF_BOUNDS;
+    long *firsts = malloc((size_t)(c->attending.count + 1) * sizeof *firsts);
     if (!firsts) return NO_MEMORY;
-    list_tasks(heads, c->segments, c->segment_count, firsts);
-#pragma omp parallel if (c->segment_count > 0 || c->rows * stride > 4 * MANY)
+    list_tasks(heads, c->attending, firsts);
+#pragma omp parallel if (c->attending.count > 0 || c->rows * stride > 4 * MANY)
     {
 #pragma omp for
         for (long row = 0; row < c->rows; row++)
             store_row(heads, c->projected + row * stride, c->rotation, row, c->stored,
                       c->places ? c->places + row : NULL);
-        attend_segments(heads, c->projected, stride, c->out, c->stored, c->segments, firsts, c->segment_count);
+        attend_segments(heads, c->projected, stride, c->out, c->stored, c->attending, firsts);
     }
     free(firsts);
     return FINE;

@@ -19,6 +19,7 @@ from stepsaver.engine.backends.cpu.library import (
     has_run,
     library,
 )
+from stepsaver.engine.backends.packed import Attending
 from stepsaver.engine.models.rope import Rotation
 
 
@@ -143,14 +144,14 @@ def attend(
     rotation: Rotation,
     stored: Tensor,
     places: Tensor | None,
-    segments: Tensor | None,
+    attending: Attending | None,
     norms: Norms | None = None,
 ) -> Tensor | None:
     """Norms and rotates packed rows in place, stores keys and values in a layer's [slots, 2 K, capacity, E], attends.
 
     A row holds its queries, and after them its keys and values if there are `places` [N, 2] for them: slot and
-    position. `segments` are those of `Attending`. Returns the mixed queries [N, H E]; of rows without a segment,
-    whatever happened to be in memory.
+    position. Returns the mixed queries [N, H E]; of those that no segment of `attending` has, whatever happened
+    to be in memory.
     """
     slots, kv_rows, capacity, head_dim = stored.shape
     rows, width = projected.shape
@@ -160,9 +161,8 @@ def attend(
     assert projected.is_contiguous()
     assert stored.is_contiguous()
     assert places is None or (places.dtype == torch.int64 and places.shape == (rows, 2) and places.is_contiguous())
-    assert segments is None or (segments.dtype == torch.int64 and segments.shape[1] == 5 and segments.is_contiguous())
     assert norms is None or (norms.weight.dtype == torch.float32 and norms.weight.shape == (2 * head_dim,))
-    out = None if segments is None else projected.new_empty((rows, heads * head_dim))
+    out = None if attending is None or attending.segments is None else projected.new_empty((rows, heads * head_dim))
     given = AttendCall(
         projected.data_ptr(),
         address(out),
@@ -170,9 +170,8 @@ def attend(
         rotation.turns.data_ptr(),
         address(rotation.query_scale),
         address(places),
-        address(segments),
+        *segment_fields(attending, rows),
         rows,
-        0 if segments is None else len(segments),
         heads,
         kv_rows // 2,
         head_dim,
@@ -184,6 +183,20 @@ def attend(
     if not has_run(library().stepsaver_attend(byref(given))):
         raise MemoryError
     return out
+
+
+def segment_fields(attending: Attending | None, rows: int) -> tuple[int | None, int | None, int]:
+    """Where the segments and views of `rows` queries are in memory, and how many segments there are."""
+    if attending is None or attending.segments is None:
+        return None, None, 0
+    segments, views = attending.segments, attending.views
+    assert views is not None
+    assert segments.dtype == views.dtype == torch.int64
+    assert segments.shape[1] == 3
+    assert views.shape == (rows, 3)
+    assert segments.is_contiguous()
+    assert views.is_contiguous()
+    return segments.data_ptr(), views.data_ptr(), len(segments)
 
 
 def check_rotation(rotation: Rotation, rows: int, head_dim: int) -> None:

@@ -32,7 +32,7 @@ typedef struct {
 
 /* Packed rows, whose hidden states change in place, and the layers that they go through (layers.py). A layer's part of
  * the cache lies behind that of the one before. Rotations are of the rows that write keys and values, and of those that
- * attend; segments are of the latter. */
+ * attend; what they see, of the latter. */
 typedef struct {
     const Layer *layers;
     const Deltas *deltas; /* of each layer, or NULL */
@@ -40,9 +40,9 @@ typedef struct {
     float *stored;
     Rotation written_rotation, attention_rotation;
     const Place *places;
-    const Segment *segments;
+    Attending attending;
     RowSubset written, attention, mlp, attention_reused, mlp_reused;
-    long count, rows, segment_count, delta_rows, slots, capacity; /* `count` layers */
+    long count, rows, delta_rows, slots, capacity; /* `count` layers */
     Shape shape;
 } Call;
 
@@ -109,7 +109,7 @@ static inline int fits(const Call *c) {
     const RowSubset *subsets[] = {&c->written, &c->attention, &c->mlp, &c->attention_reused, &c->mlp_reused};
     const Heads heads = heads_of(c, c->layers);
     int fit = places_fit(&heads, c->places, c->written.count) &&
-              segments_fit(&heads, c->segments, c->segment_count, c->attention.count);
+              segments_fit(&heads, c->attending, c->attention.count);
     for (int i = 0; i < 5; i++) fit = fit && subset_fits(subsets[i], c->rows, c->delta_rows);
     return fit;
 }

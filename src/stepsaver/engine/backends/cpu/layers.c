@@ -134,7 +134,7 @@ static void attend(const Rows *on, const long *firsts, long layer) {
     const Call *c = on->call;
     const Heads heads = heads_of(c, c->layers + layer);
     attend_segments(&heads, on->projected, c->attention.rows ? c->shape.heads * c->shape.head_dim : qkv_width(&c->shape),
-                    on->mixed, stored_of(c, layer), c->segments, firsts, c->segment_count);
+                    on->mixed, stored_of(c, layer), c->attending, firsts);
 }
 
 static void run_tiles(const Call *call, const Rows *all, const Rows *on, const long *firsts, Scratch scratch) {
@@ -196,7 +196,7 @@ long stepsaver_run_layers(const Call *call) {
         (call->deltas && !call->attention.deltas))
         return OUT_OF_BOUNDS;
     float *memory = malloc((size_t)(lasting + threads * each) * sizeof *memory);
-    long *firsts = calloc((size_t)(call->segment_count + 1 + 4 * call->count), sizeof *firsts);
+    long *firsts = calloc((size_t)(call->attending.count + 1 + 4 * call->count), sizeof *firsts);
     if (!memory || !firsts) {
         free(memory);
         free(firsts);
@@ -206,13 +206,13 @@ long stepsaver_run_layers(const Call *call) {
     const Rows all = {call, call->h, memory, mixed_rows, rows};
     const Rows on = are_all ? all : (Rows){call, call->kept_h, mixed_rows + rows * mixed, mixed_rows, going};
     const Heads any = heads_of(call, call->layers);
-    list_tasks(&any, call->segments, call->segment_count, firsts);
-#pragma omp parallel if (is_large || count_tiles(rows, threads) > 1 || call->segment_count > 1)
+    list_tasks(&any, call->attending, firsts);
+#pragma omp parallel if (is_large || count_tiles(rows, threads) > 1 || call->attending.count > 1)
     {
         float *own = memory + lasting + (is_large ? 0 : thread_number()) * each;
         if (is_large)
             run_shared(call, &all, &on, firsts,
-                       (Shared){own, own + packed, own + packed + wide, firsts + call->segment_count + 1});
+                       (Shared){own, own + packed, own + packed + wide, firsts + call->attending.count + 1});
         else
             run_tiles(call, &all, &on, firsts, (Scratch){own, own + packed, own + packed + wide});
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from stepsaver.engine.backends.cpu.kernels import address, can_attend, check_rotation
+from stepsaver.engine.backends.cpu.kernels import address, can_attend, check_rotation, segment_fields
 from stepsaver.engine.backends.cpu.library import BLOCK, KINDS, LayersCall, Shape, has_run, library
 from stepsaver.engine.backends.cpu.library import RowSubset as SubsetFields
 from stepsaver.engine.backends.packed import AttentionRows, PackedRun, RowSubset
@@ -95,7 +95,6 @@ def run_layers(
     attention, mlp = run.attention.ran, run.mlp.ran
     if run.is_whole:  # all that go on run everything: by their numbers among all rows
         attention = mlp = attention._replace(indices=run.kept)
-    segments = None if attending is None else attending.segments
     given = LayersCall(
         packed.addresses[span.start].data_ptr(),
         None if deltas is None else deltas.addresses[span.start].data_ptr(),
@@ -105,7 +104,7 @@ def run_layers(
         *_rotation(run.written, packed.config.head_dim),
         *_rotation(run.attended, packed.config.head_dim),
         None if run.written is None else address(run.written.places),
-        address(segments),
+        *segment_fields(attending, attention.size),
         _subset(None if run.written is None else run.written.rows),
         _subset(attention),
         _subset(mlp),
@@ -113,7 +112,6 @@ def run_layers(
         _subset(run.mlp.reused),
         len(span),
         rows,
-        0 if segments is None else len(segments),
         0 if deltas is None else deltas.stored.shape[2],
         cache.slots,
         cache.capacity,

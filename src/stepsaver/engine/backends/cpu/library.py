@@ -42,8 +42,8 @@ class MultiplyCall(Structure):
 
 class AttendCall(Structure):
     _fields_ = _fields(
-        ("projected out stored turns query_scale places segments", c_void_p),
-        ("rows segment_count heads kv_heads head_dim slots capacity", c_long),
+        ("projected out stored turns query_scale places segments views", c_void_p),
+        ("segment_count rows heads kv_heads head_dim slots capacity", c_long),
         ("head_norms", c_void_p),
         ("eps", c_float),
     )
@@ -60,9 +60,10 @@ class Shape(Structure):
 class LayersCall(Structure):
     _fields_ = _fields(
         ("layers deltas h kept_h stored", c_void_p),
-        ("written_turns written_scale attention_turns attention_scale places segments", c_void_p),
+        ("written_turns written_scale attention_turns attention_scale places segments views", c_void_p),
+        ("segment_count", c_long),
         ("written attention mlp attention_reused mlp_reused", RowSubset),
-        ("count rows segment_count delta_rows slots capacity", c_long),
+        ("count rows delta_rows slots capacity", c_long),
         ("shape", Shape),
     )
 

@@ -10,11 +10,22 @@
 #define PACKING_ROOM 16
 #define MOST_TILE 14 /* rows of a tile, at most: on any processor they fill the registers */
 
-/* One sample's part of the packed queries: row start sees the first `length` rows of a slot, each row up to stop - 1
- * `growth` more than the one before it. */
+/* One sample's part of the packed queries: rows start to stop - 1. */
 typedef struct {
-    int64_t start, stop, slot, length, growth;
+    int64_t start, stop, slot;
 } Segment;
+
+/* What a query sees of its slot: the first `seen` places, but not those from `gap` to `resume` - 1. */
+typedef struct {
+    int64_t seen, gap, resume;
+} View;
+
+/* How packed queries attend: the samples' parts of them, and what each query sees. */
+typedef struct {
+    const Segment *segments;
+    const View *views;
+    long count; /* of segments */
+} Attending;
 
 /* Where a row's keys and values go. */
 typedef struct {
@@ -48,7 +59,7 @@ enum { FINE, NO_MEMORY, OUT_OF_BOUNDS };
  * and see no more than there is in the cache and than attention keeps the scores of. */
 int are_below(const int64_t *indices, long count, long limit);
 int places_fit(const Heads *heads, const Place *places, long count);
-int segments_fit(const Heads *heads, const Segment *segments, long count, long rows);
+int segments_fit(const Heads *heads, Attending attending, long rows);
 
 /* A row's root-mean-square norm, times `norm_weight`. `pending`, unless NULL, is added to the row first, in place. */
 void rms_norm(float *x, const float *pending, const float *norm_weight, float *out, long width, float eps);
@@ -61,11 +72,11 @@ void silu_product_row(const float *gate_up, float *out, long width);
 void store_row(const Heads *heads, float *row, Rotation rotation, long n, float *stored, const Place *place);
 
 /* Into `firsts`, which has room for one more than there are segments: the tasks of the segments before each one. */
-void list_tasks(const Heads *heads, const Segment *segments, long count, long *firsts);
+void list_tasks(const Heads *heads, Attending attending, long *firsts);
 
 /* Softmax attention of all segments. Threads of a parallel region share the tasks, and wait for each other at the end. */
 void attend_segments(const Heads *heads, const float *queries, long query_stride, float *out, const float *stored,
-                     const Segment *segments, const long *firsts, long count);
+                     Attending attending, const long *firsts);
 
 /* Rows, which lie `apart` numbers apart, side by side, input after input; needs room for PACKING_ROOM numbers more. */
 void pack_tile(const float *x, long apart, long rows, long inputs, float *packed);

@@ -102,8 +102,8 @@ static void run_layer(const Work *w, long layer, Scratch scratch) {
     share_tiles(w, c->written.count, write_tile, layer, scratch);
     share_tiles(w, c->attention.count, query_tile, layer, scratch);
 #pragma omp barrier
-    attend_segments(&heads, w->queries, heads.heads * heads.head_dim, w->mixed, stored_of(c, layer), c->segments,
-                    w->firsts, c->segment_count);
+    attend_segments(&heads, w->queries, heads.heads * heads.head_dim, w->mixed, stored_of(c, layer), c->attending,
+                    w->firsts);
     add_reused(c, &c->attention_reused, c->deltas[layer].attention);
     share_tiles(w, c->attention.count, attention_tile, layer, scratch);
 #pragma omp barrier
@@ -125,7 +125,7 @@ long stepsaver_run_reused_layers(const Call *call) {
     for (int i = 0; i < 4; i++) fit = fit && (reusing[i]->deltas || !reusing[i]->count);
     if (!fit) return OUT_OF_BOUNDS;
     float *memory = malloc((size_t)(2 * attending * mixed + threads * each) * sizeof *memory);
-    long *firsts = malloc((size_t)(call->segment_count + 1) * sizeof *firsts);
+    long *firsts = malloc((size_t)(call->attending.count + 1) * sizeof *firsts);
     if (!memory || !firsts) {
         free(memory);
         free(firsts);
@@ -133,7 +133,7 @@ long stepsaver_run_reused_layers(const Call *call) {
     }
     const Work work = {call, memory, memory + attending * mixed, firsts};
     const Heads any = heads_of(call, call->layers);
-    list_tasks(&any, call->segments, call->segment_count, firsts);
+    list_tasks(&any, call->attending, firsts);
 #pragma omp parallel
     {
         float *own = memory + 2 * attending * mixed + thread_number() * each;

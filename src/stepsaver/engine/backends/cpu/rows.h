@@ -250,13 +250,13 @@ static ALWAYS_INLINE void OF(blend)(const float *shares, const float *sums, floa
 
 /* Softmax attention of some queries over the first keys and values of a slot, which are read as they lie in the cache.
  * Keys, then columns of the values, are the lanes of vectors; up to TOGETHER queries share what is loaded. Each query
- * sees as many rows as its length says, and its result does not depend on the other queries, nor on how many there are.
+ * sees what its view says, and its result does not depend on the other queries, nor on how many there are.
  * Meanwhile the keys and values of the next task are fetched. */
 static void OF(attend_tile)(const float *const *queries, float *const *outs, long count, const float *keys,
-                            const float *values, const long *lengths, long head_dim, float scale, Fetch next) {
+                            const float *values, const View *views, long head_dim, float scale, Fetch next) {
     float scores[TILE * LONGEST_CONTEXT], transposed[LONGEST_HEAD * CHUNK], last[LONGEST_HEAD * CHUNK], sums[TILE];
     long length = 0;
-    for (long i = 0; i < count; i++) length = lengths[i] > length ? lengths[i] : length;
+    for (long i = 0; i < count; i++) length = views[i].seen > length ? views[i].seen : length;
     const long groups = (count + TOGETHER - 1) / TOGETHER, together = (count + groups - 1) / groups;
     const long chunks = (length + CHUNK - 1) / CHUNK;
     for (long l = 0; l < length; l += CHUNK) {
@@ -277,10 +277,13 @@ static void OF(attend_tile)(const float *const *queries, float *const *outs, lon
     for (long i = 0; i < count; i++) {
         float *of_query = scores + i * LONGEST_CONTEXT;
         fetch_part(next.values, next.bytes, i, count);
-        const long vectors = (lengths[i] + LANES - 1) / LANES * LANES;
-        for (long l = lengths[i]; l < vectors; l++) of_query[l] = -FLT_MAX;
+        const View view = views[i];
+        const long vectors = (view.seen + LANES - 1) / LANES * LANES;
+        for (long l = view.gap; l < view.resume; l++) of_query[l] = -FLT_MAX;
+        for (long l = view.seen; l < vectors; l++) of_query[l] = -FLT_MAX;
         sums[i] = OF(exponentiate)(of_query, vectors, scale);
-        for (long l = lengths[i]; l < length; l++) of_query[l] = 0.0f; /* rows that others of the tile see */
+        for (long l = view.gap; l < view.resume; l++) of_query[l] = 0.0f; /* rows that others of the tile see */
+        for (long l = view.seen; l < length; l++) of_query[l] = 0.0f;
     }
     for (long i = 0; i < count; i += together) {
         const float *shares = scores + i * LONGEST_CONTEXT;
