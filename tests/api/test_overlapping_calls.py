@@ -219,7 +219,7 @@ for number in range(int(sys.argv[1])):
 """
 
 
-@pytest.mark.parametrize("forks", [4, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("forks", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_a_forked_process_refuses_in_one_line(forks: int) -> None:
     """Two threads, as most users have them: their pool does not survive a fork, and waiting for it would not end."""
     environment = os.environ | {"OMP_NUM_THREADS": "2"}

@@ -198,7 +198,7 @@ def kill_and_resume(experiment: Path, kills: int, seed: int) -> None:
     assert done.returncode == any(each.level == "invalid" for each in findings(experiment, LIMIT)), done.stderr
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_a_killed_run_goes_on_and_ends_with_the_same_samples(experiment: Path, finished: Path, kills: int) -> None:
     shutil.rmtree(experiment / "results")
     kill_and_resume(experiment, kills, seed=kills)
