@@ -129,6 +129,9 @@ def test_tokens_behind_the_stop_token_belong_to_no_text(tiny_model: Transformer)
 def test_a_document_is_json_and_has_a_text_for_every_token(tiny_model: Transformer) -> None:
     document = document_of([engine_of(tiny_model), engine_of(tiny_model, "trim")])
     assert document["engines"] == ["no reuse", "trim:level=changed,budget=4,settle=1,age=4"]
+    assert [run["saved"] > 0 for run in document["samples"][2]["runs"]] == [False, True]
+    drafted = document_of([engine_of(tiny_model, decoder=parse_decoder("speculative:span=4"))])
+    assert drafted["engines"][0].startswith("speculative:span=4")
     read = json.loads(json.dumps(document, allow_nan=False))
     for sample in read["samples"]:
         for run in sample["runs"]:

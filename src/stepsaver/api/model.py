@@ -20,7 +20,6 @@ from stepsaver.api.prompts import (
     token_ids,
 )
 from stepsaver.engine.arguments import converted, converted_all
-from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings, Prompt
 from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Estimator, Join, Weights
@@ -29,7 +28,7 @@ from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.policies.policy import Policy
 from stepsaver.engine.rules.rule import Rule, chosen_rules
 from stepsaver.engine.sampling import Sampling
-from stepsaver.engine.saved import SavedPositions, positions_computed
+from stepsaver.engine.saved import positions_computed
 from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.encoding import checked_text, context_text, encode_messages, encode_pair, encode_prompt
@@ -263,13 +262,8 @@ class Model:
     def _details(self, asked: "_Asked") -> Iterator[Answer]:
         from stepsaver.report.trace_data import TraceRecorder
 
-        trace, saved, recorder = Trace(), SavedPositions(asked.engine), TraceRecorder(asked.engine)
-
-        def on_step(event: StepEvent) -> None:
-            saved(event)
-            recorder(event)
-
-        found = list(self._completions(asked, trace=trace, on_step=on_step))
+        trace, recorder = Trace(), TraceRecorder(asked.engine)
+        found = list(self._completions(asked, trace=trace, on_step=recorder))
         for each in found:
             seconds = [
                 record.seconds
@@ -282,7 +276,7 @@ class Model:
                 each.finish,
                 len(seconds),
                 positions_computed(each.steps, self.opened.config.layers),
-                saved.of(each.index, each.steps),
+                recorder.saved.of(each.index, each.steps),
                 sum(seconds),
                 each.confidences,
                 partial(self._page, asked, each, recorder),

@@ -16,6 +16,7 @@ from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.engine import Completion, Engine
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_list, rows_between
+from stepsaver.engine.saved import SavedPositions
 from stepsaver.engine.trace import SampleStep
 
 Text = Callable[[int], str]
@@ -84,6 +85,7 @@ class Run(TypedDict):
 
     ids: list[int]
     finish: str
+    saved: int  # positions that rules left out
     frames: list[Frame]
 
 
@@ -129,9 +131,11 @@ class TraceRecorder:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.saved = SavedPositions(engine)
         self._seen: dict[int, list[_Seen]] = defaultdict(list)
 
     def __call__(self, event: StepEvent) -> None:
+        self.saved(event)
         proposals = [
             Proposal(row, int(event.proposed[row]), round(float(event.confidence[row]), 3))
             for row in row_list(event.masked)
@@ -162,7 +166,8 @@ class TraceRecorder:
         steps = zip(completion.steps, accumulate(len(frame["positions"]) for frame in frames), strict=True)
         for frame, totals in zip(frames, _totals(steps), strict=True):
             frame["totals"] = totals
-        return Run(ids=completion.ids, finish=completion.finish, frames=frames)
+        saved = round(self.saved.of(completion.index, completion.steps))
+        return Run(ids=completion.ids, finish=completion.finish, saved=saved, frames=frames)
 
     def _frames(self, prompt: Sequence[int], completion: Completion) -> Iterator[Frame]:
         decoding, layers = self.engine.decoding, self.engine.model.config.layers
@@ -305,10 +310,16 @@ def trace_document(
         block_size=first.decoding.block_size,
         mask_id=first.decoding.mask_id,
         policy=first.decoder.description,
-        engines=[", ".join(map(registry.describe, engine.decoder.rules)) or "no reuse" for engine in engines],
+        engines=list(map(_title, engines)),
         texts={token: text(token) for token in sorted(set(_tokens(samples, first.decoding.mask_id)))},
         samples=samples,
     )
+
+
+def _title(engine: Engine) -> str:
+    """Its rules; the decoder where it takes none."""
+    rules = ", ".join(map(registry.describe, engine.decoder.rules))
+    return rules or (engine.decoder.text if engine.decoder.policy is None else "no reuse")
 
 
 def _tokens(samples: Sequence[TracedSample], mask_id: int) -> Iterator[int]:

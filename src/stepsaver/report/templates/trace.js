@@ -52,7 +52,7 @@ class Panel {
     this.sample = sample;
     this.largest = largest;
     this.root = make("section", "run", byId("runs"));
-    make("h2", "", this.root, name);
+    make("h2", "", this.root, run.saved ? `${name} · ${plural(run.saved, "position")} saved` : name);
     this.status = make("p", "status", this.root);
     this.buildBlock();
     this.reading = make("p", "reading", this.root);
