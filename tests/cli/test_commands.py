@@ -32,6 +32,19 @@ def prompts(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "prompts.jsonl", '{"ids": [5, 6, 7]}', "", '{"ids": [9, 10], "id": "b"}')
 
 
+def test_a_round_of_speculative_decoding_is_one_entry(prompts: Path) -> None:
+    """The prompt's forward is the first round's too, and counts as a prefill."""
+    asked = ("--ids", "--json", "--max-new-tokens", 12, "--decode", "speculative:positions=12")
+    document = json.loads(stepsaver("generate", "--model", GOLDEN, "--prompts", prompts, *asked).stdout)
+    for sample in document["samples"]:
+        first, *rounds = sample["forwards"]
+        assert first["kind"] == "prefill"
+        assert all(entry["kind"] == "verify" and entry["rows"] <= 12 for entry in rounds)
+        assert all(0 <= entry["drafted"] <= entry["rows"] for entry in rounds)
+        assert first["drafted"] == 0
+        assert 2 <= len(sample["forwards"]) <= 12
+
+
 def test_generate_prints_one_document(prompts: Path) -> None:
     done = stepsaver(
         "generate",

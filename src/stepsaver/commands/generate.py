@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from stepsaver.engine.engine import Completion, Engine
     from stepsaver.engine.sampling import Sampling
     from stepsaver.engine.saved import SavedPositions
-    from stepsaver.engine.trace import Trace
+    from stepsaver.engine.trace import SampleStep, Trace
     from stepsaver.evaluation.open_model import OpenModel
 
 HELP = "decode prompts"
@@ -212,11 +213,18 @@ def _sample(completion: "Completion", output: Output) -> dict[str, Any]:
     sample: dict[str, Any] = {
         "ids": completion.ids,
         "finish": completion.finish,
-        "forwards": [{"kind": s.kind, "rows": s.rows, "first_row": s.first_row} for s in completion.steps],
+        "forwards": [_forward(list(steps)) for _, steps in groupby(completion.steps, lambda step: step.forward)],
     }
     if output.tokenizer is not None:
         sample["text"] = output.text(completion.ids)
     return sample
+
+
+def _forward(steps: "list[SampleStep]") -> dict[str, Any]:
+    """What one forward ran for a sample: one step, or a context or commit and the step that shares its forward."""
+    entry = {"kind": steps[0].kind, "rows": sum(step.rows for step in steps), "first_row": steps[0].first_row}
+    drafted = [step.drafted for step in steps if step.kind == "verify"]
+    return entry | ({"drafted": sum(drafted)} if drafted else {})
 
 
 def for_terminal(text: str) -> str:

@@ -78,7 +78,9 @@ def _record(
     batch: BatchContext, trace: Trace, execution: Execution, outcomes: list[Outcome], *, started: float, waiting: int
 ) -> None:
     """Records what a forward executed, in the trace and in each sample, and calls `on_step`."""
-    entries = tuple(_entry(batch, *each) for each in zip(execution.steps, outcomes, strict=True))
+    entries = tuple(
+        _entry(batch, *each, forward=len(trace.records)) for each in zip(execution.steps, outcomes, strict=True)
+    )
     for step, entry in zip(execution.steps, entries, strict=True):
         step.sample.steps.append(entry)
     trace.add(ForwardRecord(perf_counter() - started, execution.seconds, execution.layers, entries, waiting))
@@ -89,7 +91,7 @@ def _record(
             batch.on_step(outcome.event)
 
 
-def _entry(batch: BatchContext, scheduled: ScheduledStep, outcome: Outcome) -> SampleStep:
+def _entry(batch: BatchContext, scheduled: ScheduledStep, outcome: Outcome, *, forward: int) -> SampleStep:
     step, view = scheduled.step, scheduled.view
     recomputes = not batch.decoding.prefix_cache and step.plan.kind != "prefill" and not step.plan.is_empty
     return sample_step(
@@ -101,4 +103,5 @@ def _entry(batch: BatchContext, scheduled: ScheduledStep, outcome: Outcome) -> S
         revealed=outcome.revealed,
         recomputed_context=step.start if recomputes else 0,
         drafted=outcome.drafted,
+        forward=forward,
     )

@@ -31,6 +31,7 @@ class SampleStep(NamedTuple):
     recomputed_context: int = 0  # rows of context run again because the prefix cache is off
     window: Rows = NO_ROWS  # the rows that ran, numbered within its block
     drafted: int = 0  # tokens that were verified
+    forward: int = 0  # number of the forward in its trace
 
 
 class LayersRun(NamedTuple):
@@ -134,6 +135,7 @@ def sample_step(
     revealed: int,
     recomputed_context: int,
     drafted: int = 0,
+    forward: int = 0,
 ) -> SampleStep:
     return SampleStep(
         sample=sample,
@@ -153,4 +155,5 @@ def sample_step(
         recomputed_context=recomputed_context,
         window=plan.window,
         drafted=drafted,
+        forward=forward,
     )
