@@ -27,9 +27,18 @@ class Touch:
         return os.system, (f"touch '{RAN}'",)
 
 
+def _own_file(folder: Path, name: str) -> Path:
+    """A small file of the folder: no change follows a link out of it, or reads what another change made endless."""
+    path = folder / name
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 20:
+        raise ValueError(f"{name} is spoiled already")
+    return path
+
+
 def _pickle(name: str) -> Change:
     def change(folder: Path) -> None:
-        (folder / "model.safetensors").unlink(missing_ok=True)
+        for each in ("model.safetensors", name):
+            (folder / each).unlink(missing_ok=True)
         (folder / name).write_bytes(pickle.dumps(Touch()))
 
     return change
@@ -37,7 +46,7 @@ def _pickle(name: str) -> Change:
 
 def _json(name: str, **values: Any) -> Change:
     def change(folder: Path) -> None:
-        path = folder / name
+        path = _own_file(folder, name)
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
     return change
@@ -48,6 +57,14 @@ def _code(folder: Path) -> None:
         (folder / name).write_text(f"open({RAN!r}, 'w')\n")
     _json("config.json", auto_map={"AutoConfig": "evil.C", "AutoModel": "evil.M"})(folder)
     _json("tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", None]}, tokenizer_class="evil.T")(folder)
+
+
+def _text(name: str, content: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_text(content)
+
+    return change
 
 
 def _link(name: str, to: str) -> Change:
@@ -75,6 +92,7 @@ def _huge(name: str) -> Change:
             (folder / "vocab.json").write_text("{}")
             token = {"content": "|<MASK>|"}
             _json("tokenizer_config.json", tokenizer_class="Qwen2Tokenizer", added_tokens_decoder={"0": token})(folder)
+        (folder / name).unlink(missing_ok=True)
         with (folder / name).open("wb") as file:
             file.truncate(5 << 30)
 
@@ -112,7 +130,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "a circle": (_link("model.safetensors", "model.safetensors"), "has no model.safetensors"),
     "huge tokenizer": (_huge("tokenizer.json"), "has 5368709120 bytes, more than 268435456"),
     "huge merges": (_huge("merges.txt"), "has 5368709120 bytes, more than 268435456"),
-    "deep": (lambda folder: (folder / "tokenizer.json").write_text("[" * 100000), "is not JSON"),
+    "deep": (_text("tokenizer.json", "[" * 100000), "is not JSON"),
     "an expression that explodes": (_split("(a+)+$"), "retry-limit-in-match over"),
     "an expression that is too deep": (_split("(" * 5000 + "a" + ")" * 5000), "parse depth limit over"),
     "a normalizer that explodes": (_tokenizer(normalizer=_replaced("", {"Regex": "(a+)+$"})), "retry-limit-in-match"),
@@ -120,10 +138,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "doubled": (_tokenizer(normalizer={"type": "Sequence", "normalizers": [DOUBLED] * 60}), "more than 64 times"),
     "prepended": (_tokenizer(normalizer={"type": "Prepend", "prepend": "x" * 10**6}), "more than 64 times as long"),
     "repeated": (_tokenizer(post_processor=REPEATED | {"special_tokens": {}}), "more than 64 times as long"),
-    "a template that loops": (
-        lambda folder: (folder / "chat_template.jinja").write_text(LOOPS),
-        "its loops and texts exceed 67108864 characters",
-    ),
+    "a template that loops": (_text("chat_template.jinja", LOOPS), "its loops and texts exceed 67108864 characters"),
 }  # fmt: skip
 
 
@@ -167,7 +182,7 @@ def test_several_at_once(sound: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         for case in chosen:
             try:
                 CASES[case][0](folder)
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 break  # a change of a file that is spoiled already
         started = _seconds()
         said = _outcome(folder)
