@@ -19,6 +19,7 @@ from stepsaver.engine.cache import KeyValueCache
 from stepsaver.engine.decoders.autoregressive import Autoregressive
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.denoise import Denoise
+from stepsaver.engine.decoders.speculative import Speculative
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
@@ -34,7 +35,7 @@ from stepsaver.engine.rows import rows_between
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import ScoreRequest
-from stepsaver.engine.trace import DENOISING
+from stepsaver.engine.trace import DENOISING, SampleStep
 from tests.conftest import SHARED, TESTS, sharpened, tiny_config
 from tests.engine.golden_cases import read_golden
 from tests.engine.literal_nemotron import Literal, causal
@@ -66,6 +67,8 @@ def golden(request: pytest.FixtureRequest, dtype: torch.dtype) -> tuple[Path, Tr
 def decoder_of(case: dict) -> Decoder:
     if case["mode"] == "autoregressive":
         return Autoregressive()
+    if case["mode"] == "linear":
+        return Speculative(positions=0, span=case["block_size"])
     if case["threshold"] is None:
         return Denoise(Quota(case["denoising_steps"]))
     return Denoise(Threshold(case["threshold"], strict=False))
@@ -76,8 +79,28 @@ def text_of(case: dict) -> list[int]:
     return ids[: ids.index(case["stop_token"]) + 1] if case["stop_token"] in ids else ids
 
 
+def assert_same_rounds(steps: list[SampleStep], case: dict) -> None:
+    """Forward for forward, up to the draft that ours cuts at the limit."""
+    prompt, trace = len(case["prompt"]), case["trace"]
+    known, stop = prompt + 1, prompt + len(text_of(case))
+    end = prompt + case["max_new_tokens"]
+    first, *ours = steps
+    assert (first.kind, first.rows) == ("prefill", prompt)
+    for (_, drafted), (_, verified, accepted) in zip(trace[1::2], trace[2::2], strict=True):
+        if end - known < drafted:
+            return  # fewer masks guess otherwise
+        if known >= stop:
+            break
+        draft, step, *ours = ours
+        assert (draft.kind, draft.rows, step.kind) == ("draft", drafted, "verify")
+        assert step.rows in (verified, step.drafted)  # nothing is verified behind a stop token that was drafted
+        assert step.revealed == min(accepted + 1, stop - known)
+        known += step.revealed
+    assert ours == []
+
+
 @pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("mode", ["autoregressive", "block"])
+@pytest.mark.parametrize("mode", ["autoregressive", "block", "linear"])
 def test_every_case_equals_the_public_decoder(golden: tuple[Path, Transformer], mode: str, batch_size: int) -> None:
     folder, model = golden
     cases = [case for case in read_golden(folder)["cases"] if case["mode"] == mode]
@@ -92,6 +115,9 @@ def test_every_case_equals_the_public_decoder(golden: tuple[Path, Transformer], 
         for completion in found:
             case = same[completion.index]
             assert completion.ids == text_of(case), case["prompt"]
+            if mode == "linear":
+                assert_same_rounds(completion.steps, case)
+                continue
             rest = [kind for kind, *_ in case["trace"][len(completion.steps) :]]  # of the block in which the text ended
             assert set(rest[:-1]) <= ({"block"} if mode == "block" else set())
             for step, (kind, count, *_) in zip(completion.steps, case["trace"], strict=False):
@@ -180,6 +206,30 @@ def test_texts_are_those_of_the_literal_evaluation(
     assert texts(blocks, prompts) == expected
     expected = [literal.autoregressive(each.ids, each.max_new_tokens).text for each in prompts]
     assert texts(alone, prompts) == expected
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30)), min_size=1, max_size=4),
+    positions=st.sampled_from([0, 2, 5, 17, 40, "auto"]),
+    span=st.integers(1, 20),
+    stop=st.integers(0, 50),
+    options=st.fixed_dictionaries({"block_size": st.sampled_from([1, 3, 8])}),
+    batch_size=st.integers(1, 4),
+    sampling=st.sampled_from([Sampling(), Sampling(0.7, seed=4)]),
+    is_trained=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_speculative_texts_are_autoregressive_ones(
+    toy: Transformer, tiny: Transformer, lengths, positions, span, stop, options, batch_size, sampling, is_trained, seed
+) -> None:
+    model = toy if is_trained else tiny
+    generator = np.random.default_rng(seed)
+    prompts = [Prompt(tuple(generator.integers(3, 50, length).tolist()), None, limit) for length, limit in lengths]
+    expected = texts(engine_of(model, Autoregressive(), stop_ids=(stop,)), prompts, sampling=sampling)
+    decoder = Speculative(positions=positions, span=span)
+    drafted = engine_of(model, decoder, batch_size=batch_size, stop_ids=(stop,), **options)
+    assert texts(drafted, prompts, sampling=sampling) == expected
 
 
 @settings(max_examples=12, deadline=None)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
 SETTLED_BY_RECIPE = ("decode", "rule", "policy", "threshold", "sub_block_size", "join")
 
 
-DECODE_HELP = f"{DECODE}, speculative, `speculative:field=value,...` or autoregressive (default: {DECODE})"
+DECODE_HELP = (
+    f"{DECODE}, speculative, `speculative:field=value,...` or autoregressive (default: the model's, mostly {DECODE})"
+)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +158,8 @@ def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
 
 def build_engine(options: argparse.Namespace, opened: "OpenModel") -> "Engine":
     """Checks decoder, policy and rules, then loads the weights."""
-    decoder = opened.decoder(options.decode, policy=options.policy, threshold=options.threshold, rules=options.rule)
+    decode = options.decode or (DECODE if getattr(options, "trace_against", None) else None)
+    decoder = opened.decoder(decode, policy=options.policy, threshold=options.threshold, rules=options.rule)
     return opened.engine(decoder, batch_size=options.batch_size, curve=given_curve(options))
 
 

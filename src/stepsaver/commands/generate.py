@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(_document(options, engine, completions, trace, output)))
     else:
         _print_texts(completions, output)
-        _print_figures(completions, trace, saved, opened.config.layers)
+        _print_figures(completions, trace, saved, engine)
     return 0
 
 
@@ -238,15 +238,15 @@ def _print_texts(completions: "list[Completion]", output: Output) -> None:
         print(for_terminal(text) if sys.stdout.isatty() else text)
 
 
-def _print_figures(completions: "list[Completion]", trace: "Trace", saved: "SavedPositions", layers: int) -> None:
+def _print_figures(completions: "list[Completion]", trace: "Trace", saved: "SavedPositions", engine: "Engine") -> None:
     from stepsaver.engine.saved import positions_computed
 
     figures = throughput(trace, tokens_generated=trace.tokens_generated)
-    computed = sum(positions_computed(each.steps, layers) for each in completions)
+    computed = sum(positions_computed(each.steps, engine.model.config.layers) for each in completions)
     left_out = sum(saved.of(each.index, each.steps) for each in completions)
     print(
         f"{figures['tokens_generated']} tokens in {figures['decode_seconds']:.2f} s"
         f" ({figures['tokens_per_s']:.1f} tokens/s, {trace.forwards} forwards, loading not counted);"
-        f" {computed:.0f} positions computed, {left_out:.0f} saved by rules",
+        f" {computed:.0f} positions computed, {left_out:.0f} saved by rules; decoded by {engine.decoder.text}",
         file=sys.stderr,
     )

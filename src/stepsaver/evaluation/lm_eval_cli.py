@@ -19,7 +19,7 @@ import lm_eval.models  # noqa: F401  (first, or lm-eval does not know its own mo
 from lm_eval.api.registry import register_model
 
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.defaults import BATCH_SIZE, DECODE, ESTIMATORS, JOINS, WEIGHTS, Estimator, Join, Weights
+from stepsaver.engine.defaults import BATCH_SIZE, ESTIMATORS, JOINS, WEIGHTS, Estimator, Join, Weights
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.machine import choose_device, choose_dtype
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
@@ -53,7 +53,7 @@ class ModelArguments:
     pretrained: str
     revision: str | None = None
     recipe: str | None = None
-    decode: str = DECODE
+    decode: str | None = None
     rules: str = ""
     policy: str | None = None
     threshold: float | None = None

@@ -53,7 +53,11 @@ class OpenModel:
         threshold: float | None = None,
         rules: str | Rule | Sequence[str | Rule] = (),
     ) -> Decoder:
-        """The decoder that was asked for, by its text or its parts. The rest is as the architecture's own decoder."""
+        """The decoder that was asked for, by its text or its parts: a policy, a threshold and rules are of blocks. The
+        rest is as the architecture's own decoder.
+        """
+        if decode is None and policy is None and threshold is None and not rules:
+            decode = architecture_named(self.config.architecture).decode
         return chosen_decoder(decode, policy=policy, threshold=threshold, rules=rules, default_policy=self.policy)
 
     @cached_property

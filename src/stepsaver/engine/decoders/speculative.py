@@ -137,7 +137,7 @@ class Speculative(Decoder):
     def check(self, decoding: DecodingSettings, layers: int) -> None:
         if decoding.prediction.has_causal_context and self.context == "block":
             raise UsageError("speculative decoding with context=block commits blocks, and here the context is causal")
-        if decoding.block_size == 1:
+        if decoding.block_size == 1 and not decoding.prediction.has_causal_context:
             raise UsageError("speculative decoding with blocks of one position is autoregressive: ask for that")
         if not (decoding.prefix_cache and decoding.block_cache):
             raise UsageError("speculative decoding keeps what it has verified in the caches, and they are off")
@@ -158,9 +158,11 @@ class Speculative(Decoder):
         return (MOST if self.positions == "auto" else max(self.positions, self.span + 1)) + decoding.block_size
 
     def join(self, batch: BatchContext, index: int, request: Request, slot: int) -> Sample:
-        """The prompt's last token, or its last block, is left to the first round."""
-        size = self.context_block_size(batch.decoding)
-        start = (len(request.prompt) - 1) // size * size
+        """The prompt's last token, or its last block, is left to the first round. A causal context is the whole prompt,
+        which writes the first token.
+        """
+        size, is_left = self.context_block_size(batch.decoding), not batch.decoding.prediction.has_causal_context
+        start = (len(request.prompt) - is_left) // size * size
         block = fresh_block(batch, request, start, request.prompt[start:])
         sample = DraftedSample(index, request, slot, list(request.prompt[:start]), block, final=start)
         sample.ending = ending_of(sample, batch.decoding.stop_ids)

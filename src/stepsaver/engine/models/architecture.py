@@ -7,7 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from stepsaver.engine.defaults import DEFAULT_POLICY
+from stepsaver.engine.defaults import DECODE, DEFAULT_POLICY
 from stepsaver.engine.errors import unknown_name
 from stepsaver.engine.plugins import load_plugin, plugin_names, plugin_problem
 from stepsaver.engine.prediction import Predicts
@@ -27,6 +27,7 @@ class Architecture:
     predicts: Predicts = "next"  # what the logits of a row predict: the token after it, its own, or `both`
     head_norms: bool = False  # whether each head's queries and keys are normed before they are rotated
     sub_block_size: int | None = None  # rows of a block that are decoded together; None: all
+    decode: str = DECODE  # how its authors decode it, and we do if nothing else is asked for
     policy: str = DEFAULT_POLICY  # of its own decoder, and of ours if no other is asked for
     # What config.json calls an entry, and the weights call a module, where these are not Llama's names in transformers.
     entries: Mapping[str, str] = field(default_factory=dict)

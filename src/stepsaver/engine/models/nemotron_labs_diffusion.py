@@ -9,6 +9,7 @@ ARCHITECTURE = Architecture(
     mask_id=None,
     block_size=None,
     predicts="both",
+    decode="speculative",
     policy="threshold:strict=false",
     modules={
         "model.embed_tokens": "encoder.embed_tokens",
