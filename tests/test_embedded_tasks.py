@@ -16,6 +16,7 @@ from stepsaver.evaluation.embedded.instructions import CHECKS, obeys
 from training.batches import draw
 from training.problems.catalog import (
     EVALUATION_FILES,
+    FINAL,
     LARGE,
     MAKERS,
     evaluation_lines,
@@ -67,22 +68,26 @@ def test_no_training_problem_is_a_test_problem() -> None:
     assert not tested & set(_identities(drawn))
 
 
-def test_no_problem_is_in_both_files_of_word_problems() -> None:
+@pytest.mark.parametrize(("one", "others"), [(LARGE, ["mini_gsm8k"]), (FINAL, ["mini_gsm8k", LARGE])])
+def test_no_problem_is_in_two_files_of_word_problems(one: str, others: list[str]) -> None:
     """Read from the committed files: neither a question nor, whatever the names and things, a calculation."""
-    first, large = (_committed(task) for task in ("mini_gsm8k", LARGE))
-    assert len(large) == len({each["question"] for each in large}) == 5120
-    assert not {each["question"] for each in first} & {each["question"] for each in large}
-    assert not {_numbers_told(each["question"]) for each in first} & {_numbers_told(each["question"]) for each in large}
+    ours = {each["question"] for each in _committed(one)}
+    assert len(_committed(one)) == len(ours) == 5120
+    for other in others:
+        theirs = {each["question"] for each in _committed(other)}
+        assert not ours & theirs
+        assert not set(map(_numbers_told, ours)) & set(map(_numbers_told, theirs))
 
 
-def test_the_larger_file_is_of_the_same_kind_and_keeps_the_result_alone() -> None:
-    first, large = (_committed(task) for task in ("mini_gsm8k", LARGE))
+@pytest.mark.parametrize("task", [LARGE, FINAL])
+def test_the_larger_files_are_of_the_same_kind_and_keep_the_result_alone(task: str) -> None:
+    first, large = (_committed(each) for each in ("mini_gsm8k", task))
     for steps in (2, 3, 4, 5):
         ours, theirs = (sum(each["steps"] == steps for each in file) / len(file) for file in (large, first))
         assert abs(ours - theirs) < 0.04, steps
     for document in large:
         assert document["answer"] == f"#### {solve(document['question'])}"
-    assert (DATA_FOLDER / f"{LARGE}.jsonl").stat().st_size < 1_000_000
+    assert (DATA_FOLDER / f"{task}.jsonl").stat().st_size < 1_000_000
 
 
 def _committed(task: str) -> list[dict]:
@@ -112,7 +117,7 @@ def test_word_problems_with_the_same_numbers_are_the_same_problem() -> None:
 
 def test_every_worked_answer_is_right() -> None:
     """Runs the worked answer as a program: each line's result is the next line's left side and the last the answer."""
-    tested = [*evaluation_problems("mini_gsm8k"), *evaluation_problems(LARGE)]
+    tested = [*evaluation_problems("mini_gsm8k"), *evaluation_problems(LARGE), *evaluation_problems(FINAL)]
     for problem in [*some_problems("mini_gsm8k", count=3000), *tested]:
         steps = [
             (int(left), operator, int(right), int(result))

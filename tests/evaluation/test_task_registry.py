@@ -12,7 +12,7 @@ from stepsaver.evaluation.task_registry import find_declaration, harness_names, 
 def test_the_tasks_of_the_experiments_are_declared() -> None:
     wanted = {"gsm8k", "minerva_math", "ifeval", "humaneval", "mmlu", "gpqa_main_n_shot"}
     variants = {"gsm8k_boxed", "minerva_math_boxed", "mmlu_generative", "mmlu_generative_boxed"}
-    embedded = {"mini_gsm8k", "mini_gsm8k_large", "mini_mmlu", "mini_ifeval"}
+    embedded = {"mini_gsm8k", "mini_gsm8k_large", "mini_gsm8k_final", "mini_mmlu", "mini_ifeval"}
     assert wanted | variants | embedded <= task_declarations().keys()
 
 

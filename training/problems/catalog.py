@@ -1,7 +1,6 @@
 """The embedded tasks: which function makes their problems, and the committed test files."""
 
 import json
-from collections.abc import Container
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,7 @@ MAKERS: dict[str, Maker] = {
     questions.TASK: questions.make_question,
     instructions.TASK: instructions.make_instruction,
 }
-LARGE = f"{word_problems.TASK}_large"
+LARGE, FINAL = f"{word_problems.TASK}_large", f"{word_problems.TASK}_final"
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class EvaluationFile:
     problems_of: str
     count: int
     seed: int = 2026
-    apart_from: str | None = None  # a task: no problem of its test file is used, not even reworded
+    apart_from: tuple[str, ...] = ()  # tasks: no problem of their test files is used, not even reworded
     is_compact: bool = False  # keep only the last line of a worked answer, which is what counts
 
 
@@ -33,7 +32,8 @@ EVALUATION_FILES = {
     word_problems.TASK: EvaluationFile(word_problems.TASK, 1319),
     questions.TASK: EvaluationFile(questions.TASK, 1040),
     instructions.TASK: EvaluationFile(instructions.TASK, 540),
-    LARGE: EvaluationFile(word_problems.TASK, 5120, seed=2027, apart_from=word_problems.TASK, is_compact=True),
+    LARGE: EvaluationFile(word_problems.TASK, 5120, seed=2027, apart_from=(word_problems.TASK,), is_compact=True),
+    FINAL: EvaluationFile(word_problems.TASK, 5120, seed=2028, apart_from=(word_problems.TASK, LARGE), is_compact=True),
 }
 
 
@@ -41,7 +41,7 @@ EVALUATION_FILES = {
 def evaluation_problems(task: str) -> tuple[Problem, ...]:
     """The problems of a task's test file, made by its generator."""
     file = EVALUATION_FILES[task]
-    taken: Container[str] = {each.identity for each in evaluation_problems(file.apart_from)} if file.apart_from else ()
+    taken = {each.identity for other in file.apart_from for each in evaluation_problems(other)}
     make = MAKERS[file.problems_of]
     return tuple(distinct_problems(make, seed=file.seed, split="test", count=file.count, taken=taken))
 
