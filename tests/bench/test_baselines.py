@@ -94,7 +94,7 @@ def test_the_audit_holds_configs_against_their_own_baseline(finished: Path) -> N
 @pytest.mark.parametrize(
     ("stored", "is_invalid"),
     [
-        ("threshold:threshold=0.9,at_most=none", False),
+        ("threshold:threshold=0.9,at_most=none,strict=true", False),
         ("threshold:threshold=0.8", True),
         ("threshold:threshold=0.9,at_most=2", True),
         ("gone:rows=1", True),
@@ -180,7 +180,7 @@ def test_each_config_comes_after_what_it_is_compared_with(tmp_path: Path) -> Non
     experiment = experiment_of(tmp_path, TWO_BASELINES)
     assert experiment.baselines == ("baseline", "paced")
     options = RunRequest(tasks=(), configs=(experiment.config("paced_trim"), experiment.config("same")), model="")
-    names = [each.name for each in with_baselines(experiment, options.configs)]
+    names = [each.name for each in with_baselines(experiment, options.configs, "mini_ifeval")]
     assert names == ["paced", "paced_trim", "baseline", "same"]
     assert str(experiment.success_of("paced_trim").confirm_if.speed_up) == "> 1.8"
     assert experiment.success_of("same") is experiment.spec.success

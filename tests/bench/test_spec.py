@@ -60,7 +60,7 @@ baseline: fixed_True
         ("factor_False", "factor", False, ()),
     ]
     listed = GOOD.replace("  - name: baseline\n", "  - {name: baseline, threshold: 0.95, block_cache: false}\n")
-    first, second = read_experiment(write(tmp_path, listed + "decoding: {threshold: 0.8}\n")).configs
+    first, _, second = read_experiment(write(tmp_path, listed + "decoding: {threshold: 0.8}\n")).configs
     assert (first.policy, first.block_cache) == ("threshold:threshold=0.95", False)
     assert (second.policy, second.block_cache) == (None, None)
     assert read_experiment(tmp_path).spec.decoding.policy == "threshold:threshold=0.8"
@@ -79,7 +79,7 @@ baseline: fixed_True
         (GRID.replace("layers: [first, last]", 'layers: [first, "17-28"]'), "line 6: layers"),
         (GRID.replace("k: [1, 2]", "k: [1, 1]"), "line 5: config k1_first stands there twice"),
         (GRID.replace("k{k}_{layers}", "k{kk}"), "pattern uses 'kk'"),
-        (GRID.replace("layer_reuse", "layer_reus"), "line 6: unknown rule 'layer_reus'; nearest: layer_reuse"),
+        (GRID.replace("layer_reuse", "layer_reus"), "line 7: unknown rule 'layer_reus'; nearest: layer_reuse"),
         (GRID.replace('"> 1.2"', '">= 1.2"'), "line 9: success.confirm_if.speed_up: '>= 1.2' is no condition"),
         (
             GRID + "decoding: {policy: fixed, threshold: 0.9}\n",
@@ -94,7 +94,7 @@ baseline: fixed_True
         (GRID + "decoding: {policy: thresh}\n", "line 11: unknown policy 'thresh'"),
         (GRID + "decoding: {polic: thresh}\n", "line 11: decoding.polic: unknown key"),
         (GOOD.replace("name: my_rule", "name: my rule"), "configs.1.name"),
-        (GOOD.replace("trim:level", "trm:level"), "line 6: unknown rule 'trm'"),
+        (GOOD.replace("trim:level", "trm:level"), "line 7: unknown rule 'trm'"),
         (GOOD + "resources: {gpu: 1}\n", "resources.gpu: unknown key"),
         (GOOD + "resources: {minutes: soon}\n", "resources.minutes: "),
         (GOOD + "weights: float8\n", "weights: "),
@@ -132,8 +132,8 @@ def test_conditions_read_back() -> None:
 
 SIZES = {  # configs and tasks
     "00_baseline": (10, 3), "01_delta_reuse": (9, 3), "02_trim": (8, 3), "03_adaptive_skip": (8, 3),
-    "04_combined": (10, 3), "05_near_rows": (20, 3), "06_batch_1": (9, 1), "07_threshold_sweep": (14, 1),
-    "08_tuned": (6, 1), "10_fast_dllm_v2_7b": (15, 6), "11_fast_dllm_v2_7b_batch_16": (15, 6),
+    "04_combined": (10, 3), "05_near_rows": (20, 4), "06_batch_1": (11, 1), "07_threshold_sweep": (17, 1),
+    "08_tuned": (6, 2), "10_fast_dllm_v2_7b": (22, 10), "11_fast_dllm_v2_7b_batch_16": (22, 10),
 }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def test_new_writes_a_valid_experiment_here(
         "artifacts", "experiment.yaml", "proposal.md", "results.md", "tasks.md"
     ]  # fmt: skip
     experiment = find_experiment("05_mine")
-    assert [config.name for config in experiment.configs] == ["baseline", "my_rule"]
+    assert [config.name for config in experiment.configs] == ["baseline", "autoregressive", "my_rule"]
     assert "05_mine" in (experiment.folder / "proposal.md").read_text()
     assert main(["new", "05_mine"]) == 2
     assert main(["new", "../x"]) == 2
@@ -213,7 +213,7 @@ def test_the_template_has_every_key_with_what_it_is_for(tmp_path: Path) -> None:
         ),
         (
             GOOD.replace("trim:level", "trm:level").replace("baseline: baseline", "baseline: baselin"),
-            "line 6: unknown rule 'trm'; nearest: trim; line 16: baseline 'baselin' is no config; there are baseline",
+            "line 7: unknown rule 'trm'; nearest: trim; line 18: baseline 'baselin' is no config; there are baseline",
         ),
     ],
     ids=["one", "in decoding", "in resources", "four", "two names"],

@@ -12,7 +12,7 @@ CONFIGS = [ConfigSpec(name="near", rules=("trim", "near_rows")), ConfigSpec(name
 
 def judged(config: str, up: float, drop: float, *, width: float = 0.1) -> ConfigVerdict:
     speed_up = Interval(up, up - width, up + width)
-    return ConfigVerdict(config, "undecided", "", speed_up, Interval(drop, drop - 1, drop + 1))
+    return ConfigVerdict(config, "undecided", "", speed_up, Interval(drop, drop - 1, drop + 1), "baseline", None)
 
 
 def test_the_fastest_that_holds_the_bound_is_named_with_its_settings_and_figures() -> None:

@@ -80,8 +80,8 @@ def test_a_policy_and_a_threshold_exclude_each_other() -> None:
     [
         (["--tasks", "gsm8k", "--use_cache", "x"], "keys on the prompt alone"),
         (["--tasks", "gsm8k,gpqa_main_n_shot"], "reshuffles the choices"),
-        (["run", "--tasks=gpqa_main_n_shot"], "; use `stepsaver run --task gpqa_main_n_shot`\n"),
-        (["-t", "gpqa_diamond_n_shot"], "; use `stepsaver run --task gpqa_diamond_n_shot`\n"),
+        (["run", "--tasks=gpqa_main_n_shot"], "; use `stepsaver run EXPERIMENT --task gpqa_main_n_shot`\n"),
+        (["-t", "gpqa_diamond_n_shot"], "; use `stepsaver run EXPERIMENT --task gpqa_diamond_n_shot`\n"),
         (["--tasks", "gsm8k", "humaneval", "--limit", "1"], "--task humaneval --confirm-run-unsafe-code`\n"),
         (["--config", "tasks.yaml"], "task humaneval_instruct: lm-eval runs model-written programs without a sandbox"),
     ],

@@ -6,9 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stepsaver.bench.documents import Summary
-from stepsaver.report.parallelism import accuracy_under_parallelism, parallelism_of, parallelism_table
+from stepsaver.bench.experiment import ConfigSpec
+from stepsaver.report.parallelism import (
+    accuracy_under_parallelism,
+    aup_lines,
+    leaderboard,
+    parallelism_of,
+    parallelism_table,
+    sweeps,
+)
 from tests.bench import made_up
 from tests.report.reports import made_up_experiment, made_up_task
 
@@ -45,6 +54,28 @@ def test_pages_have_the_table_for_generated_texts_only(tmp_path: Path, path: str
     rows = parallelism_table(replace(task, cells=cells))["rows"]
     assert [row[0]["text"] for row in rows] == ([each.name for each in cells] if counted else [])
     assert all(row[4]["text"] == f"{1e9 / 5000 / 1e9:.4f}" for row in rows)
+
+
+def test_a_sweep_is_of_configs_that_differ_in_their_threshold_alone(tmp_path: Path) -> None:
+    """Two configs of one threshold that join differently are none; the leaderboard's file has both."""
+    experiment = made_up_experiment(tmp_path)
+    changes = ({"threshold": 0.9}, {"threshold": 0.8}, {"join": "on"}, {"policy": "threshold:at_most=2"})
+    configs = [ConfigSpec.model_validate({"name": f"c{index}"} | each) for index, each in enumerate(changes)]
+    task = made_up_task(replace(experiment, configs=tuple(configs)))
+    assert sweeps(task) == {"no reuse": ["c0", "c1"], "no reuse, join=on": ["c2"], "no reuse, at_most=2": ["c3"]}
+    assert aup_lines(task) == [], "as many tokens per forward at both thresholds"
+    faster = task.cells[1].summary
+    assert faster is not None
+    faster = faster.model_copy(update={"cost": faster.cost.model_copy(update={"denoising_steps": 450})})
+    swept = replace(task, cells=(task.cells[0], replace(task.cells[1], summary=faster), *task.cells[2:]))
+    (line,) = aup_lines(swept)
+    assert line.startswith("AUP of no reuse over 2 thresholds: ")
+    stored = yaml.safe_load(leaderboard([task]))
+    assert list(stored) == [task.folder]
+    assert list(stored[task.folder]) == ["no reuse", "c2", "c3"]
+    assert [len(each) for each in stored[task.folder].values()] == [2, 1, 1]
+    tokens, right = stored[task.folder]["c2"][0]
+    assert (tokens, right) == (pytest.approx(9500 / 92, abs=1e-4), 84.0)
 
 
 def test_aup_of_one_point_is_its_area() -> None:

@@ -119,7 +119,12 @@ def test_questions_of_other_prompts_are_not_shown(experiment: Path) -> None:
 
 
 def test_tables_and_figures_for_a_paper(experiment: Path, tmp_path: Path) -> None:
-    report(experiment, "--csv", str(tmp_path / "t.csv"), "--figures", str(tmp_path / "figures"))
+    files = ["--csv", str(tmp_path / "t.csv"), "--latex", str(tmp_path / "t.tex")]
+    report(experiment, *files, "--figures", str(tmp_path / "figures"))
+    latex = (tmp_path / "t.tex").read_text()
+    assert latex.count("\\begin{tabular}") == 2
+    assert "\nbaseline & baseline & " in latex
+    assert " \\% [" in latex
     rows = list(csv.DictReader((tmp_path / "t.csv").open()))
     assert (rows[0]["verdict"], rows[0]["speed_up"], rows[0]["drop_points"]) == ("baseline", "1.0", "0.0")
     assert float(rows[1]["speed_up_low"]) <= float(rows[1]["speed_up"]) <= float(rows[1]["speed_up_high"])

@@ -22,6 +22,7 @@ from stepsaver.bench.store import read_cell_files, read_run
 from stepsaver.evaluation.generation import read_parameters
 
 ASSUMED_TOKENS_PER_STEP = 2.8  # at threshold 0.9, of a small trained model
+ASSUMED_TOKENS = 330  # of a generated answer, where its limit is above: the source's 7B model on GSM8K
 LOOKED_AT = 32  # requests whose lengths stand for those of all
 MULTIPLIED = 1024  # rows and columns
 
@@ -58,12 +59,25 @@ class TaskEstimate:
     notes: tuple[str, ...]  # on rules that cannot act on the task
 
 
-def estimate_run(experiment: Experiment, request: RunRequest) -> list[TaskEstimate]:
+@dataclass(frozen=True)
+class Assumed:
+    """What is taken for granted where nothing was timed."""
+
+    tokens: int = ASSUMED_TOKENS  # of a generated answer
+    tokens_per_s: float | None = None  # None: what a matrix multiplication on this machine gives
+
+    def __str__(self) -> str:
+        rate = f" at {self.tokens_per_s:g} tokens/s" if self.tokens_per_s else ""
+        return f"{self.tokens} tokens for each generated answer{rate}"
+
+
+def estimate_run(experiment: Experiment, request: RunRequest, assumed: Assumed | None = None) -> list[TaskEstimate]:
     """Returns what is missing of each task, and what it would cost."""
     tasks = [load(name, experiment, request) for name in request.tasks]
     session = open_session(experiment, model_name=request.model, has_weights=False)
     task_runs = [prepare_task(experiment, session, task, request.limit) for task in tasks]
-    return [_estimate_task(task_run, request, results_folder(experiment, request.model)) for task_run in task_runs]
+    results = results_folder(experiment, request.model)
+    return [_estimate_task(task_run, request, results, assumed or Assumed()) for task_run in task_runs]
 
 
 def total_cost(estimates: Sequence[TaskEstimate]) -> Estimate:
@@ -73,9 +87,9 @@ def total_cost(estimates: Sequence[TaskEstimate]) -> Estimate:
     )
 
 
-def _estimate_task(task_run: TaskRun, request: RunRequest, results: Path) -> TaskEstimate:
+def _estimate_task(task_run: TaskRun, request: RunRequest, results: Path, assumed: Assumed) -> TaskEstimate:
     experiment, chunks = task_run.experiment, task_run.chunks
-    configs = with_baselines(experiment, request.configs)
+    configs = with_baselines(experiment, request.configs, task_run.task.name)
     forced = {config.name for config in request.configs} if request.force else set[str]()
     equal = find_equal(task_run, configs)
     found = {config.name: _missing(task_run, config, results, is_forced=config.name in forced) for config in configs}
@@ -90,7 +104,7 @@ def _estimate_task(task_run: TaskRun, request: RunRequest, results: Path) -> Tas
         if leader := equal.leader_of.get(config.name):
             missing, remark = set(), f"equal to {leader} on this task: taken over, a few requests checked"
         samples = sum(len(chunk.samples) for chunk in chunks if chunk.number in missing | again)
-        per_sample, basis = _cost_per_sample(task_run, config, results)
+        per_sample, basis = _cost_per_sample(task_run, config, results, assumed)
         cells.append(
             CellEstimate(config.name, len(missing), samples, len(again), remark, per_sample.times(samples), basis)
         )
@@ -114,7 +128,7 @@ def _missing(task_run: TaskRun, config: ConfigSpec, results: Path, *, is_forced:
     return numbers - read_cell_files(folder, stored.run_id).records.keys(), ""
 
 
-def _cost_per_sample(task_run: TaskRun, config: ConfigSpec, results: Path) -> tuple[Estimate, str]:
+def _cost_per_sample(task_run: TaskRun, config: ConfigSpec, results: Path, assumed: Assumed) -> tuple[Estimate, str]:
     """Returns the cost and its basis: timings of the config, else of its baseline, else the lengths of requests."""
     for name in (config.name, task_run.experiment.baseline_of(config.name)):
         timings = _stored_timings(task_run, results, name)
@@ -124,10 +138,15 @@ def _cost_per_sample(task_run: TaskRun, config: ConfigSpec, results: Path) -> tu
                 *(sum(getattr(each, name) for each in timings) for name in ("forwards", "flops", "seconds"))
             )
             return totals.times(1 / samples), f"stored timings of {name} ({len(timings)} chunks)"
+    if task_run.task.path == "generation" and assumed.tokens_per_s:
+        found = _by_length(task_run, 1.0, assumed)
+        seconds = _requests_per_sample(task_run) * assumed.tokens / assumed.tokens_per_s
+        return Estimate(found.forwards, found.flops, seconds), f"{assumed}, which is assumed; nothing was timed yet"
     rate = _multiplication_rate(task_run.session)
-    return _by_length(task_run, rate), (
-        f"the lengths of requests, decoded to their token limit without reuse, at the {rate / 1e9:.0f} GFLOP/s of a "
-        "matrix multiplication on this machine; nothing was timed yet"
+    length = f"{assumed}, which is assumed," if task_run.task.path == "generation" else "the lengths of requests"
+    return _by_length(task_run, rate, assumed), (
+        f"{length} without reuse at the {rate / 1e9:.0f} GFLOP/s of a matrix multiplication on this machine; nothing "
+        "was timed yet"
     )
 
 
@@ -149,22 +168,24 @@ def _multiplication_rate(session: Session) -> float:
     return 2 * MULTIPLIED**3 / (perf_counter() - started)
 
 
-def _by_length(task_run: TaskRun, flops_per_second: float) -> Estimate:
+def _by_length(task_run: TaskRun, flops_per_second: float, assumed: Assumed) -> Estimate:
     """Returns the cost of a sample: two operations per parameter and row, and all rows of a block in every step."""
     session, block = task_run.session, task_run.session.decoding.block_size
     parameters = sum(each.numel() for each in session.model.parameters())
     forwards = rows = 0.0
     looked_at = _some_requests(task_run.chunks)
-    for prompt, answer in _lengths(task_run, looked_at):
+    for prompt, answer in _lengths(task_run, looked_at, assumed):
         steps = ceil(answer / ASSUMED_TOKENS_PER_STEP) + ceil(answer / block)  # and a commit per block
         forwards += 1 + steps
         rows += prompt + steps * block
-    requests_per_sample = sum(len(each.requests) for each in task_run.chunks) / sum(
-        len(each.samples) for each in task_run.chunks
-    )
-    share = requests_per_sample / len(looked_at)
+    share = _requests_per_sample(task_run) / len(looked_at)
     flops = share * rows * 2 * parameters
     return Estimate(share * forwards / session.batch_size, flops, flops / flops_per_second)
+
+
+def _requests_per_sample(task_run: TaskRun) -> float:
+    chunks = task_run.chunks
+    return sum(len(each.requests) for each in chunks) / sum(len(each.samples) for each in chunks)
 
 
 def _some_requests(chunks: Sequence[Chunk]) -> list[Any]:
@@ -172,8 +193,8 @@ def _some_requests(chunks: Sequence[Chunk]) -> list[Any]:
     return requests[:: max(1, len(requests) // LOOKED_AT)]
 
 
-def _lengths(task_run: TaskRun, requests: Sequence[Any]) -> Iterable[tuple[int, int]]:
-    """Yields the tokens of prompt and answer; a generated answer is taken to reach its limit."""
+def _lengths(task_run: TaskRun, requests: Sequence[Any], assumed: Assumed) -> Iterable[tuple[int, int]]:
+    """Yields the tokens of prompt and answer; a generated one is taken to have as many as is assumed, or its limit."""
     spec, session = task_run.experiment.spec, task_run.session
     baseline = task_run.experiment.config(spec.baseline)
     if task_run.task.path == "scoring":
@@ -185,4 +206,4 @@ def _lengths(task_run: TaskRun, requests: Sequence[Any]) -> Iterable[tuple[int, 
         parameters = read_parameters(
             keywords, default_new_tokens=spec.decoding.max_new_tokens, token_limit=spec.max_new_tokens
         )
-        yield len(session.tokenizer.encode(text)), parameters.max_new_tokens
+        yield len(session.tokenizer.encode(text)), min(parameters.max_new_tokens, assumed.tokens)

@@ -116,6 +116,8 @@ class ConfigSpec(WithPolicy):
     """The config that it is compared with, if that is another than the experiment's baseline."""
     success: Success | None = None
     """Instead of the experiment's."""
+    tasks: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Of the experiment's tasks, those that it is run on; all of them if left out."""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -315,6 +317,11 @@ class Experiment:
         if found is None:
             raise unknown_name(f"config of {self.name}", name, [config.name for config in self.configs])
         return found
+
+    def configs_on(self, folder: str) -> tuple[ConfigSpec, ...]:
+        """Returns the configs that are run on a task, by its name or the folder of its results."""
+        task = folder.rpartition("_limit_")[0] or folder
+        return tuple(each for each in self.configs if each.tasks is None or {task, folder} & {*each.tasks})
 
     @property
     def baselines(self) -> tuple[str, ...]:

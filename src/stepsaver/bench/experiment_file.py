@@ -148,6 +148,8 @@ def _check_baseline(config: ConfigSpec, configs: dict[str, ConfigSpec], *, is_ow
         raise UsageError(f"baseline {_unknown(named, configs)}")
     if is_own or named == config.name:
         raise UsageError(f"config {config.name} is a baseline and cannot be compared with {named}")
+    if configs[named].tasks is not None:
+        raise UsageError(f"baseline {named} has to be run on all tasks")
     if configs[named].baseline:
         raise UsageError(f"baseline {named} is itself compared with {configs[named].baseline}; name that one")
 

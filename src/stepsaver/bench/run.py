@@ -143,7 +143,7 @@ def load(name: str, experiment: Experiment, request: RunRequest) -> LoadedTask:
 def _run_task(shard: Shard, task_run: TaskRun, progress: Progress) -> bool:
     """Runs a shard's chunks of a task. Returns whether all chunks are there now, including those of other shards."""
     results, experiment = shard.results, shard.experiment
-    configs = with_baselines(experiment, shard.request.configs)
+    configs = with_baselines(experiment, shard.request.configs, task_run.task.name)
     if not shard.repeat:
         _say(too_few_samples(task_run, configs))
     place = results / task_run.folder_name / CURVE
@@ -182,9 +182,11 @@ def _run_task(shard: Shard, task_run: TaskRun, progress: Progress) -> bool:
     return is_complete
 
 
-def with_baselines(experiment: Experiment, configs: Sequence[ConfigSpec]) -> list[ConfigSpec]:
-    """Returns the configs, each after its baseline, and the reference."""
-    names = [name for config in configs for name in (experiment.baseline_of(config.name), config.name)]
+def with_baselines(experiment: Experiment, configs: Sequence[ConfigSpec], task: str) -> list[ConfigSpec]:
+    """Returns the configs that are run on a task, each after its baseline, and the reference."""
+    there = {each.name for each in experiment.configs_on(task)}
+    wanted = [config for config in configs if config.name in there]
+    names = [name for config in wanted for name in (experiment.baseline_of(config.name), config.name)]
     return [experiment.config(name) for name in dict.fromkeys([*names, *filter(None, [experiment.reference])])]
 
 

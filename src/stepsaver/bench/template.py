@@ -17,6 +17,7 @@ EXAMPLE = {
     "tasks": "[mini_gsm8k]",
     "configs": """\
 - name: baseline
+- {name: autoregressive, decode: autoregressive}  # a reference: shown beside the others, never judged
 - name: my_rule
   rules: ["previous_row:refresh=block", "trim:level=changed"]  # from left to right (`stepsaver list rules`)""",
     "baseline": "baseline",
@@ -96,6 +97,7 @@ What is known, and what it rests on.
 |---|---|---|
 | baseline | none | threshold 0.9 |
 | my_rule | previous_row:refresh=block, trim:level=changed | threshold 0.9 |
+| autoregressive | none: one forward per token, a reference | |
 
 ## Evaluation
 

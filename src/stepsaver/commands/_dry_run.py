@@ -42,4 +42,6 @@ def _row(cell: "CellEstimate") -> tuple[str, ...]:
 
 
 def _time(cost: "Estimate") -> str:
-    return f"{cost.seconds:.0f} s" if cost.seconds < 120 else f"{cost.seconds / 60:.0f} min"
+    if cost.seconds < 120:
+        return f"{cost.seconds:.0f} s"
+    return f"{cost.seconds / 60:.0f} min" if cost.seconds < 7200 else f"{cost.seconds / 3600:.1f} h"

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 WHEN_STOPPED = "no file is half written; the same command starts again"
 HELP = "the verdict, the table and the audit of an experiment, and its page; without a name, an index of all"
-OF_ONE = ("check", "json", "compare", "figures", "csv", "trace_samples", "trace_config", "save_artifacts")
+TEXTS = ("csv", "latex", "leaderboard")  # files beside the page
+OF_ONE = (
+    "check", "json", "compare", "figures", "against", *TEXTS, "trace_samples", "trace_config", "save_artifacts"
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="a task's documents as local files")
     parser.add_argument("--html", type=Path, metavar="FILE", help="the page (default: report.html in the experiment)")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table as CSV, too")
+    parser.add_argument("--latex", type=Path, metavar="FILE", help="write the table as LaTeX, too")
+    parser.add_argument(
+        "--leaderboard", type=Path, metavar="FILE", help="write tokens per forward and accuracy as d3LLM's YAML file"
+    )
+    parser.add_argument(
+        "--against", metavar="CONFIG", help="print a paired test of every other config against this one"
+    )
     parser.add_argument("--figures", type=Path, metavar="DIR", help="write the figures as PDF and PNG, too")
     parser.add_argument(
         "--compare",
@@ -133,16 +143,19 @@ def _report_one(options: argparse.Namespace) -> int:
     from stepsaver.bench.folders import find_experiment
     from stepsaver.evaluation.local_data import require_folder
     from stepsaver.report.artifacts import save_artifacts
+    from stepsaver.report.blocks import plain_table, text_rows
     from stepsaver.report.comparison import find_other
     from stepsaver.report.figures import write_paper_figures
-    from stepsaver.report.tables import as_csv
+    from stepsaver.report.parallelism import leaderboard
+    from stepsaver.report.tables import against_table, as_csv, as_latex
 
     if options.trace_samples is not None and options.trace_samples < 1:
         raise UsageError(f"--trace-samples {options.trace_samples} is not positive")
     experiment = find_experiment(options.experiment)
     page = options.html or experiment.folder / "report.html"
     check_output_file("--html", page)
-    check_output_file("--csv", options.csv)
+    for name in TEXTS:
+        check_output_file(f"--{name}", getattr(options, name))
     check_output_folder("--figures", options.figures)
     if options.data_dir is not None:
         require_folder(options.data_dir)
@@ -151,11 +164,17 @@ def _report_one(options: argparse.Namespace) -> int:
     other = find_other(experiment, chosen.results, options.compare) if options.compare and not published else None
     tasks = read_tasks(chosen, limit=options.limit, model=options.model, data_dir=options.data_dir)
     print_tasks(tasks, is_wide=options.wide)
+    for task in tasks if options.against else ():
+        block = against_table(task, experiment.config(options.against).name)
+        print(
+            f"{task.folder}, against {options.against}\n\n{plain_table(text_rows(block['rows']), block['columns'])}\n"
+        )
     if options.save_artifacts:
         for task in tasks:
             print(save_artifacts(task))
-    if options.csv:
-        _write(options.csv, as_csv(tasks))
+    for name, made in zip(TEXTS, (as_csv, as_latex, leaderboard), strict=True):
+        if path := getattr(options, name):
+            _write(path, made(tasks))
     if options.figures:
         for path in write_paper_figures(tasks, options.figures):
             print(path)
@@ -181,7 +200,7 @@ def _published(options: argparse.Namespace, experiment: "Experiment") -> "Publis
     if options.compare not in published_names():
         return None
     found, tasks = read_published(options.compare), chosen_tasks(options, experiment)
-    if not any(map(found.benchmark_of, tasks)):
+    if not any(map(found.benchmarks_of, tasks)):
         raise UsageError(
             f"--compare {options.compare} has numbers of {', '.join(found.tasks)}, none of {', '.join(tasks)}"
         )

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 WHEN_STOPPED = "every finished chunk is stored, and the same command goes on from there"
 HELP = "run what is missing of an experiment"
 RESOURCES = {"partition": str, "account": str, "gres": str, "minutes": int, "cpus": int, "memory_gb": int}
-COUNTED = ("minutes", "cpus", "memory_gb", "shards", "repeats")
+COUNTED = ("minutes", "cpus", "memory_gb", "shards", "repeats", "assume_tokens", "assume_rate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time chunks again in which a config was under half of its median rate and a config beside it was not",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be run and its cost; write nothing")
+    parser.add_argument("--assume-tokens", type=int, metavar="N", help="of a generated answer, for --dry-run")
+    parser.add_argument("--assume-rate", type=float, metavar="X", help="tokens per second, for --dry-run")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="local files instead of the hub")
     parser.add_argument("--confirm-run-unsafe-code", action="store_true", help="allow tasks that run the model's code")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -71,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws bars of its own, also where there is no terminal
-    from stepsaver.bench.dry_run import estimate_run
+    from stepsaver.bench.dry_run import ASSUMED_TOKENS, Assumed, estimate_run
     from stepsaver.bench.folders import logs_folder
     from stepsaver.bench.jobs import job_states, refuse_beside_jobs
     from stepsaver.bench.run import make_shards, refuse_beside_others
@@ -82,15 +85,20 @@ def run(options: argparse.Namespace) -> int:
     chosen = chosen._replace(experiment=with_recipe(experiment, options))
     experiment, logs = chosen.experiment, logs_folder(chosen.experiment)
     for name in COUNTED:
-        if (given := getattr(options, name)) is not None and given < 1:
+        if (given := getattr(options, name)) is not None and given <= 0:
             raise UsageError(f"--{name.replace('_', '-')} {given} is not positive")
     if options.repeats > 1 and options.shards > 1 and options.runner == "local":
         raise UsageError("--repeats is for timings, and shards that share a machine give none: leave --shards out")
     runner, resources = find_runner(options.runner), _resources(options, experiment.spec.resources)
-    share, request = _share(options), request_of(options, chosen)
+    share, request, left_out = _share(options), request_of(options, chosen), 0
+    if len(request.tasks) > 1:
+        request = without_unloadable(experiment, request)
+        left_out = len(chosen.cell_folders) - len(request.tasks)
+        chosen = chosen._replace(cell_folders={task: chosen.cell_folders[task] for task in request.tasks})
     say_remarks(experiment)
     if options.dry_run:
-        print_dry_run(estimate_run(experiment, request), shards=options.shards, as_json=options.json)
+        assumed = Assumed(options.assume_tokens or ASSUMED_TOKENS, options.assume_rate)
+        print_dry_run(estimate_run(experiment, request, assumed), shards=options.shards, as_json=options.json)
         return 0
     refuse_beside_jobs(logs, chosen.results)
     if share is not None:
@@ -101,10 +109,10 @@ def run(options: argparse.Namespace) -> int:
     with counting_progress("running") as progress:
         is_done = runner.launch(shards, logs, resources, progress)
     if is_done:
-        return show_results(chosen, request, as_json=options.json)
+        return show_results(chosen, request, as_json=options.json) or int(left_out > 0)
     job = job_states(logs)[-1]
     print(json.dumps({"job": job.job, "shards": job.shards}) if options.json else f"submitted {job}\nlogs: {logs}")
-    return 0
+    return int(left_out > 0)
 
 
 def _share(options: argparse.Namespace) -> tuple[int, int] | None:
@@ -168,6 +176,25 @@ def request_of(options: argparse.Namespace, chosen: Chosen) -> "RunRequest":
     )
 
 
+def without_unloadable(experiment: "Experiment", request: "RunRequest") -> "RunRequest":
+    """Returns the request without tasks that cannot be loaded here, each of which is said: one of them (a dataset whose
+    terms were not accepted, no sandbox) does not end the others. Raises if none is left.
+    """
+    from stepsaver.bench.run import load
+
+    there, problems = [], []
+    for task in request.tasks:
+        try:
+            load(task, experiment, request)
+            there.append(task)
+        except UsageError as error:
+            problems.append(error)
+            print(f"note: {task} is left out: {error}", file=sys.stderr)
+    if not there:
+        raise problems[0]
+    return replace(request, tasks=tuple(there))
+
+
 def run_here(chosen: Chosen, request: "RunRequest") -> int:
     """Runs what is missing in this process and shows the results. The experiment need not be in a file."""
     from stepsaver.bench.folders import logs_folder
@@ -198,7 +225,7 @@ def show_results(chosen: Chosen, request: "RunRequest", *, as_json: bool = False
     found: dict[str, list[Summary]] = {}
     for task, folder in chosen.cell_folders.items():
         stored = read_summaries(experiment, chosen.results, folder)
-        found[task] = [stored[config.name] for config in with_baselines(experiment, request.configs)]
+        found[task] = [stored[config.name] for config in with_baselines(experiment, request.configs, task)]
     if as_json:
         print(json.dumps({task: [each.as_json() for each in summaries] for task, summaries in found.items()}))
         return _audit(chosen, sys.stderr)

@@ -78,7 +78,7 @@ def _rows(chosen: Chosen) -> list[dict[str, Any]]:
 
 def _states(chosen: Chosen, folder: str) -> dict[str, dict[str, Any]]:
     """Returns, by config, what is stored of a task, or else what was committed of it."""
-    names = [config.name for config in chosen.experiment.configs]
+    names = [config.name for config in chosen.experiment.configs_on(folder)]
     stored = {name: _state(chosen.results / folder / name) | {"source": "results"} for name in names}
     if any(state["samples"] or state["done"] for state in stored.values()):
         return stored

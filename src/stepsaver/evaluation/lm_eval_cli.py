@@ -222,7 +222,7 @@ def check_run(given: dict[str, Any]) -> None:
         preparation = declaration.preparation if declaration else None
         if preparation in REFUSED:
             reason, options = REFUSED[preparation]
-            raise UsageError(f"task {task}: {reason}; use `stepsaver run --task {task}{options}`")
+            raise UsageError(f"task {task}: {reason}; use `stepsaver run EXPERIMENT --task {task}{options}`")
         if preparation == "ifeval":
             require_ifeval()
 

@@ -78,7 +78,7 @@ def _line(content: dict[str, object]) -> str:
 def read_artifacts(experiment: Experiment, results: Path, folder: str) -> ReportTask | None:
     """Returns the task as it was saved; None if nothing was."""
     saved = artifacts_folder(experiment, results) / folder
-    cells = tuple(_read_cell(config, saved) for config in experiment.configs)
+    cells = tuple(_read_cell(config, saved) for config in experiment.configs_on(folder))
     if not any(cell.summary for cell in cells):
         return None
     documents = without_documents(NO_SAMPLES)

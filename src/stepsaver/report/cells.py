@@ -32,6 +32,7 @@ class ReportCell:
     rates: tuple[tuple[float, float], ...] = ()  # of its chunks: minutes since the first one, tokens/s
     records: tuple[RequestRecord, ...] = ()
     scores: dict[DocumentKey, float] = field(default_factory=dict)  # how right each document's answer is
+    timings: tuple[Timing, ...] = ()  # all that may count for a speed-up
 
     @property
     def name(self) -> str:
@@ -105,11 +106,12 @@ def _report_task(
     whole = max((cell.summary.samples for cell in stored.cells if cell.summary), default=None)
     is_live = _is_locked(results) or _has_jobs(experiment, results)
     cells = []
-    for config in experiment.configs:
+    for config in experiment.configs_on(folder):
         found, place = by_name.get(config.name), results / folder / config.name
         state, note = _state(found, place, whole, is_live=is_live)
         if found is not None and found.summary is not None:
-            cells.append(_finished(config, place, found.summary, found.records, found.timings))
+            done = _finished(config, place, found.summary, found.records, found.timings)
+            cells.append(replace(done, timings=found.counting))
         else:
             cells.append(ReportCell(config, state, note, records=found.records if found else ()))
     return ReportTask(experiment, results, folder, tuple(cells), findings, documents)

@@ -9,12 +9,15 @@ from itertools import pairwise
 from math import exp
 from typing import NamedTuple
 
+import yaml
+
 from stepsaver.bench.documents import CostTotals, Summary
+from stepsaver.bench.experiment import OWN_DECODING
 from stepsaver.bench.store import CellFiles
 from stepsaver.bench.summarise import cost_totals, tokens_before_stop
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.report.blocks import Block, named, number, table
-from stepsaver.report.cells import ReportTask
+from stepsaver.report.cells import ReportCell, ReportTask
 
 PENALTY, MOST_LOSS = 3.0, 5.0  # d3LLM's: how lost accuracy weighs, and how many points may be lost at all
 COLUMNS = ("config", "accuracy", "TPF", "TPF with commits", "GFLOP per token")
@@ -72,24 +75,49 @@ def accuracy_under_parallelism(points: Sequence[tuple[float, float]], best: floa
     return area + sum((x2 - x1) * (weighted(y1) + weighted(y2)) / 2 for (x1, y1), (x2, y2) in pairwise(kept))
 
 
+def sweeps(task: ReportTask) -> dict[str, list[str]]:
+    """Returns the configs that generate text, by what they have in common: everything but the threshold."""
+    found: dict[str, list[str]] = {}
+    for cell in task.done:
+        if cell.summary is not None and parallelism_of(cell.summary):
+            found.setdefault(_but_for_the_threshold(task, cell), []).append(cell.name)
+    return found
+
+
+def _but_for_the_threshold(task: ReportTask, cell: ReportCell) -> str:
+    config, policy = cell.config, cell.config.decoder(task.experiment.spec.decoding).policy
+    own = [f"{name}={value}" for name in (*OWN_DECODING, "join") if (value := getattr(config, name)) is not None]
+    if isinstance(policy, Threshold):
+        own += [f"at_most={policy.at_most}"] if policy.at_most is not None else []
+        return ", ".join([*(config.rules or ["no reuse"]), *own])
+    return ", ".join([*config.settings, *own])
+
+
 def aup_lines(task: ReportTask) -> list[str]:
-    """Returns the AUP of every set of rules that was run with several thresholds, the configs else being equal."""
+    """Returns the AUP of every set of configs that differ in their threshold alone."""
     measured = {each.config: found for each in task.summaries if (found := parallelism_of(each))}
     accuracy = {each.config: 100 * each.accuracy for each in task.summaries}
-    sweeps: dict[str, list[str]] = {}
-    for cell in task.done:
-        policy = cell.config.decoder(task.experiment.spec.decoding).policy
-        if cell.name in measured and isinstance(policy, Threshold) and policy.at_most is None:
-            sweeps.setdefault(", ".join(cell.config.rules) or "no reuse", []).append(cell.name)
-    lines, best = [], max((accuracy[name] for name in measured), default=0.0)
-    for rules, names in sweeps.items():
+    lines, best = [], max((accuracy[name] for name in measured if not task.experiment.is_reference(name)), default=0.0)
+    for what, names in sweeps(task).items():
         if len({measured[name].tokens_per_step for name in names}) > 1:
             areas = [
                 accuracy_under_parallelism([(measured[name][place], accuracy[name]) for name in names], best)
                 for place in (0, 1)
             ]
-            lines.append(f"AUP of {rules} over {len(names)} thresholds: {areas[0]:.1f}, with commits {areas[1]:.1f}")
+            lines.append(f"AUP of {what} over {len(names)} thresholds: {areas[0]:.1f}, with commits {areas[1]:.1f}")
     return lines
+
+
+def leaderboard(tasks: Sequence[ReportTask]) -> str:
+    """Returns d3LLM's file: by task and method, pairs of tokens per forward (all but prefills) and accuracy in %."""
+    content: dict[str, dict[str, list[list[float]]]] = {}
+    for task in tasks:
+        by_name = {each.config: each for each in task.summaries}
+        for what, names in sweeps(task).items():
+            found = [(parallelism_of(by_name[name]), by_name[name].accuracy) for name in names]
+            pairs = [[round(each.tokens_per_forward, 4), round(100 * right, 2)] for each, right in found if each]
+            content.setdefault(task.folder, {})[names[0] if len(names) == 1 else what] = sorted(pairs)
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=110)
 
 
 def parallelism_table(task: ReportTask) -> Block:

@@ -75,12 +75,12 @@ class PublishedNumbers(Strict):
     faults: tuple[Fault, ...]
     benchmarks: tuple[Benchmark, ...]
 
-    def benchmark_of(self, task: str) -> Benchmark | None:
-        return next((each for each in self.benchmarks if task in each.tasks), None)
+    def benchmarks_of(self, task: str) -> list[Benchmark]:
+        return [each for each in self.benchmarks if task in each.tasks]
 
     @property
     def tasks(self) -> list[str]:
-        return [task for each in self.benchmarks for task in each.tasks]
+        return list(dict.fromkeys(task for each in self.benchmarks for task in each.tasks))
 
 
 def published_names() -> list[str]:
@@ -93,10 +93,12 @@ def read_published(name: str) -> PublishedNumbers:
 
 
 def published_blocks(task: ReportTask, published: PublishedNumbers) -> list[Block]:
-    """Returns the table and its faults; nothing if the task has no published counterpart."""
-    benchmark = published.benchmark_of(task.summaries[0].task)
-    if benchmark is None:
-        return []
+    """Returns each table of the task's published counterparts and its faults."""
+    found = published.benchmarks_of(task.summaries[0].task)
+    return [block for benchmark in found for block in _benchmark_blocks(task, published, benchmark)]
+
+
+def _benchmark_blocks(task: ReportTask, published: PublishedNumbers, benchmark: Benchmark) -> list[Block]:
     summaries = {each.config: each for each in task.summaries}
     measures = [_ACCURACY, *([_RATE] if benchmark.has_rates or not benchmark.has_forwards else [])]
     measures += [_FORWARDS] if benchmark.has_forwards else []
@@ -113,9 +115,9 @@ def published_blocks(task: ReportTask, published: PublishedNumbers) -> list[Bloc
     sides = [f"{each.name}, {side}" for each in measures for side in (task.experiment.name, "reported")]
     columns, caption = ("config", *sides, "known faults"), _caption(task, published, benchmark)
     items = [("reported", line) for line in _faults(published, benchmark)]
-    title = "What was wrong with the reported numbers"
+    title = f"What was wrong with the reported numbers: {benchmark.name}"
     return [
-        table("Reported by others", columns, rows, caption=caption, name="published"),
+        table(f"Reported by others: {benchmark.name}", columns, rows, caption=caption, name="published"),
         notes(title, items, nothing="Nothing is known.", name="published_faults"),
     ]
 

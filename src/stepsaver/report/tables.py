@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import isnan
@@ -9,8 +10,10 @@ from typing import Any
 
 from stepsaver.bench.documents import Summary, TimedAgain
 from stepsaver.bench.experiment import ConfigSpec, Criterion
-from stepsaver.bench.statistics import most_configs
+from stepsaver.bench.statistics import holm, most_configs, paired
+from stepsaver.bench.timings import chunk_pairs, compare_speeds
 from stepsaver.bench.verdict import Verdict
+from stepsaver.engine.errors import UsageError
 from stepsaver.report.blocks import (
     TERMINAL,
     Block,
@@ -137,6 +140,53 @@ def result_table(task: ReportTask) -> Block:
 def _unfinished(each: ReportCell) -> Row:
     state = named(each.state, small=each.note, tone=TONES.get(each.state, "open"))
     return [named(each.name, small=what_it_does(each.config)), state, *[cell("")] * (len(COLUMNS) - 2)]
+
+
+def against_table(task: ReportTask, name: str) -> Block:
+    """Returns every other config beside one: a paired test of each two, whatever they are judged against."""
+    cells = {each.name: each for each in task.done if each.timings}
+    if name not in cells:
+        raise UsageError(f"{task.folder} has no results of {name} here to compare with: timings are not in artifacts")
+    base, others = cells.pop(name), cells
+    faster = compare_speeds({each: chunk_pairs(cell.timings, base.timings) for each, cell in others.items()})
+    p_values: dict[str, float] = {}
+    found = {}
+    for each, cell_ in others.items():
+        keys = sorted(cell_.scores.keys() & base.scores.keys())
+        scores = paired([base.scores[key] for key in keys], [cell_.scores[key] for key in keys])
+        up, drop = faster[each].stored().smaller, scores.drop()
+        found[each] = up, drop.scaled(100)
+        p_values[f"{each} speed"] = faster[each].p_value(1.0, above=up.value > 1)
+        p_values[f"{each} drop"] = scores.p_value(0.0, above=drop.value > 0)
+    standing = holm(p_values)
+    rows = []
+    for each, (up, drop) in found.items():
+        surely = [("faster" if up.value > 1 else "slower")] if f"{each} speed" in standing else []
+        surely += [("worse" if drop.value > 0 else "better")] if f"{each} drop" in standing else []
+        both = estimate(up, ".2f", suffix="x"), estimate(drop, ".1f")
+        rows.append([named(each), *both, cell(" and ".join(surely) or "undecided")])
+    columns = ("config", f"speed-up over {name}", "drop in points", "after Holm's correction")
+    return table(f"Against {name}", columns, rows, caption="Decisions use 95 % confidence intervals.", name="against")
+
+
+def as_latex(tasks: Sequence[ReportTask]) -> str:
+    """Returns the results as a table for booktabs for each task."""
+    parts = []
+    for task in tasks:
+        rows = [[*bare(row[:2]), *row[2:]] for row in result_rows(task.summaries, task.verdict())]
+        lines = [tuple(COLUMNS), *text_rows(rows)]
+        head, *body = (" & ".join(map(_latex, line)) + r" \\" for line in lines)
+        columns = "ll" + "r" * (len(COLUMNS) - 2)
+        parts += [
+            f"% {task.experiment.name}, {task.folder}, {task.summaries[0].samples} samples",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", "",
+        ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _latex(text: str) -> str:
+    return re.sub(r"([&%$#_{}])", r"\\\1", text)
 
 
 def compared_settings(task: ReportTask) -> dict[str, dict[str, str]]:
