@@ -345,6 +345,38 @@ def test_auto_dtype_on_the_cpu_is_float32_and_unknown_ones_are_refused() -> None
         choose_dtype("float8", torch.device("cpu"))
 
 
+def test_old_cards_take_float16_and_refuse_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Quadro RTX 6000")
+    for capability, chosen in (((7, 5), torch.float16), ((8, 0), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, it=capability: it)
+        assert choose_dtype("auto", card) == chosen
+        if chosen == torch.bfloat16:
+            assert choose_dtype("bfloat16", card) == chosen
+        else:
+            with pytest.raises(UsageError, match=r"^Quadro RTX 6000 has no bfloat16 .*: use float16$"):
+                choose_dtype("bfloat16", card)
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("planted", "named"),
+    [("model.norm.weight", "norm.weight"), ("model.layers.1.self_attn.k_proj.bias", "layers.1.attention.qkv.bias")],
+)
+def test_numbers_that_float16_does_not_hold_are_refused(
+    stored: torch.dtype, planted: str, named: str, tmp_path: Path
+) -> None:
+    shutil.copy(GOLDEN / "config.json", tmp_path)
+    tensors = {name: each.to(stored) for name, each in load_file(GOLDEN / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    load_model(tmp_path, dtype=torch.float16)
+    tensors[planted].view(-1)[-1] = -1e5
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert load_model(tmp_path, dtype=torch.bfloat16).get_parameter(named).min() < -9e4
+    with pytest.raises(UsageError, match=f"^{named} has numbers that float16 does not hold"):
+        load_model(tmp_path, dtype=torch.float16)
+
+
 def test_every_architecture_is_registered_under_its_own_name() -> None:
     autoregressive = {"Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"}
     assert set(architectures()) == {"Fast_dLLM_QwenForCausalLM", "SDARForCausalLM", NEMOTRON} | autoregressive

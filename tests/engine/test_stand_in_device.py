@@ -3,12 +3,18 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from stepsaver.engine import registry
+from stepsaver.engine.attention import LINE, Segment, plan_attending
+from stepsaver.engine.backends import TORCH
+from stepsaver.engine.backends.gpu.backend import GPU
+from stepsaver.engine.backends.packed import Mask
 from stepsaver.engine.backends.torch_attention import attend_folded
+from stepsaver.engine.cache import KeyValueCache
 from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.denoise import Denoise
@@ -162,7 +168,10 @@ def test_launches_of_a_layer_do_not_grow_unnoticed() -> None:
     counted, each = launches_per_layer(batch_size=1, prompts=PROMPTS[:1])
     assert each == LAUNCHES_PER_LAYER, counted
     assert counted["linear"] == 4
-    assert counted["scaled_dot_product_attention"] == 1
+    assert counted["_scaled_dot_product_efficient_attention"] == 1
+    assert "scaled_dot_product_attention" not in counted, "torch would choose"
+    exact, _ = launches_per_layer(batch_size=1, prompts=PROMPTS[:1], dtype=torch.float64)
+    assert exact["scaled_dot_product_attention"] == 1, "the named one has no float64"
 
 
 @pytest.mark.parametrize("rules", [(), ("previous_row:refresh=block", "trim:level=changed"), ("near_rows",)], ids=str)
@@ -188,8 +197,43 @@ def test_folded_heads_mix_as_shared_ones_do(is_masked: bool) -> None:
     shared = F.scaled_dot_product_attention(
         queries.transpose(0, 1).unsqueeze(0), keys, values, attn_mask=mask, enable_gqa=True
     )
-    folded = attend_folded(queries, keys, values, mask, 3)
+    added = None if mask is None else Mask(torch.where(mask, 0.0, -torch.inf).double()[None, None], 11)
+    folded = attend_folded(queries, keys, values, added, TORCH)
     assert torch.allclose(folded, shared[0].transpose(0, 1), atol=1e-12)
+
+
+def test_products_are_summed_in_32_bits() -> None:
+    products = torch.backends.cuda.matmul
+    flags = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "allow_tf32")
+    for flag in flags:
+        setattr(products, flag, True)
+    decoded(batch_size=1, prompts=PROMPTS[:1])
+    assert not any(getattr(products, flag) for flag in flags)
+
+
+def test_forwards_that_read_nothing_wait_before_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+    monkeypatch.setattr(type(GPU), "wait", lambda self, device: waited.append(device))
+    _, trace = decoded(prefix_cache=False)  # so that contexts run before every forward, for their keys and values
+    contexts = [entry for record in trace.records for entry in record.entries if entry.recomputed_context]
+    assert waited == [DEVICE] * len(contexts) != []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *DTYPES], ids=str)
+def test_masks_hold_what_queries_see_in_lines_that_a_gpu_reads_as_they_are(dtype: torch.dtype) -> None:
+    cache = KeyValueCache(tiny_config(), slots=3, capacity=29, dtype=dtype, device=torch.device("cpu"))
+    views = np.array([[7, 0, 0], [13, 5, 9], [9, 0, 4]]), np.array([[21, 3, 20], [4, 4, 4]])
+    segments = [Segment(0, 3, 0, views[0]), Segment(3, 5, 2, views[1])]
+    (group,) = plan_attending(segments, cache).grouped
+    folded = group.mask.folded(2, 3, group.rows)
+    assert folded.shape == (3 if isinstance(group.slots, slice) else 2, 2, 9, 21)
+    assert all(stride % LINE == 0 for stride in folded.stride()[:-1])
+    for place, lines in zip((0, -1), views, strict=True):
+        for row, (seen, gap, resume) in enumerate(lines.tolist()):
+            expected = [0.0 if at < seen and not gap <= at < resume else -torch.inf for at in range(21)]
+            for head in range(3):
+                assert folded[place, 1, head * group.rows + row].tolist() == expected
+    assert (folded[-1, 0, 2::3] == 0).sum(-1).tolist() == [1, 1, 1], "padding sees one place"
 
 
 def test_what_mixes_devices_or_waits_is_found() -> None:

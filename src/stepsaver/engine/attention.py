@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepsaver.engine.backends.packed import Alone, Attending, PaddedGroup
+from stepsaver.engine.backends.packed import Alone, Attending, Mask, PaddedGroup
 from stepsaver.engine.cache import Index, KeyValueCache
 
+LINE = 8  # GPUs read masks whose lines begin at multiples of so many numbers; others they copy in every layer
+BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 FEW_ROWS = 16  # samples of no more queries are padded together, and those of more
 MASKED_ROWS = 64  # samples whose queries see different places are padded with others up to so many queries
 
@@ -65,7 +67,7 @@ def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attendi
     return Attending(
         torch.tensor([each[:3] for each in own]) if own else None,
         _views(segments) if own else None,
-        tuple(_alone(each, cache.device) for each in alone),
+        tuple(_alone(each, cache) for each in alone),
         tuple(_padded_group(group, cache) for group in groups.values() if len(group) > 1),
     )
 
@@ -78,17 +80,10 @@ def _of_each(segment: Segment) -> Index:
     return np.broadcast_to(segment.views, (segment.rows, 3))
 
 
-def _alone(segment: Segment, device: torch.device) -> Alone:
+def _alone(segment: Segment, cache: KeyValueCache) -> Alone:
     seen = segment.seen
-    mask = None if segment.is_even else torch.from_numpy(_sees(_of_each(segment), seen)).to(device, non_blocking=True)
+    mask = None if segment.is_even else _mask([segment], np.zeros(1, dtype=np.int64), cache)
     return Alone(slice(segment.start, segment.stop), segment.slot, seen, mask)
-
-
-def _sees(views: Index, length: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    """[queries, length]: whether a query sees a place."""
-    seen, gap, resume = views.T[..., None]
-    places = np.arange(length)
-    return (places < seen) & ((places < gap) | (places >= resume))
 
 
 def _padded_group(group: list[Segment], cache: KeyValueCache) -> PaddedGroup:
@@ -110,16 +105,21 @@ def _padded_group(group: list[Segment], cache: KeyValueCache) -> PaddedGroup:
         samples=count,
         rows=rows,
         length=length,
-        mask=_mask(group, order, length, cache.stored.dtype).to(device, non_blocking=True),
+        mask=_mask(group, order, cache),
     )
 
 
-def _mask(group: list[Segment], order: Index, length: int, dtype: torch.dtype) -> Tensor:
-    """[samples, 1, 1 or queries, length]: 0 where a query sees a place. What pads the group sees one place."""
-    masked = 1 if group[0].is_even else max(segment.rows for segment in group)
-    sees = np.zeros((int(order.max()) + 1, 1, masked, length), dtype=bool)
-    sees[..., 0] = True
+def _mask(group: list[Segment], order: Index, cache: KeyValueCache) -> Mask:
+    """Which places the queries of a group see. What pads the group sees one place."""
+    length = max(segment.seen for segment in group)
+    rows = 1 if group[0].is_even else max(segment.rows for segment in group)
+    added = torch.empty(int(order.max()) + 1, 1, rows, -(-length // LINE) * LINE, dtype=cache.stored.dtype)
+    lines = added.fill_(-torch.inf).view(BITS[added.dtype]).numpy()  # of the same bits: numpy lacks bfloat16
+    hidden = lines[0, 0, 0, 0]
+    lines[..., 0] = 0
     for index, each in zip(order, group, strict=True):
-        own = _of_each(each)[:masked]
-        sees[index, 0, : len(own)] = _sees(own, length)
-    return torch.from_numpy(np.where(sees, 0.0, -np.inf)).to(dtype)
+        for line, (seen, gap, resume) in zip(lines[index, 0], _of_each(each)[:rows].tolist(), strict=False):
+            line[:resume] = hidden
+            line[: min(gap, seen)] = 0
+            line[resume:seen] = 0
+    return Mask(added.to(cache.device, non_blocking=True), length)

@@ -77,6 +77,7 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
     Where a plan says so, `ask` gets the drift measured so far and returns the steps for the layers that follow.
     """
     require_own_threads()
+    model.backend.begin()
     forward = Forward(model, memory, steps)
     first = 0
     while first < model.config.layers:
@@ -86,7 +87,10 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
             assert forward.drift_N is not None, "a plan asks for a drift that nobody measures"
             forward.steps = ask(forward.steps, forward.drift_N)
         first = last
-    return StepOutput(forward.logits(), forward.executed, forward.drift_N, forward.steps)
+    logits = forward.logits()
+    if not len(logits):  # no token comes back for which the host would wait, and forwards are timed
+        model.backend.wait(model.device)
+    return StepOutput(logits, forward.executed, forward.drift_N, forward.steps)
 
 
 class Forward:

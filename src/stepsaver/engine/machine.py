@@ -32,10 +32,16 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         if name not in known:
             raise UsageError(f"dtype {shown(name)} is unknown; allowed: auto, {', '.join(known)}")
+        if name == "bfloat16" and not _has_bfloat16(device):
+            raise UsageError(f"{device_name(device)} has no bfloat16 (compute capability 8.0): use float16")
         return known[name]
     if device.type != "cuda":
         return torch.float32
-    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    return torch.bfloat16 if _has_bfloat16(device) else torch.float16
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 CPU_FACTS = Path("/proc/cpuinfo")

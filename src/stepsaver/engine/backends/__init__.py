@@ -7,10 +7,13 @@ import torch
 
 from stepsaver.engine.backends.backend import TORCH, Backend
 from stepsaver.engine.backends.cpu.backend import CPU
+from stepsaver.engine.backends.gpu.backend import GPU
 
 __all__ = ["TORCH", "Backend", "backend_for"]
 
 
 def backend_for(dtype: torch.dtype, device: torch.device) -> Backend:
     """The backend for arithmetic of a precision on a device; torch's own operations serve wherever there is none."""
-    return CPU if device.type == "cpu" and dtype == torch.float32 else TORCH
+    if device.type != "cpu":
+        return GPU
+    return CPU if dtype == torch.float32 else TORCH

@@ -43,6 +43,12 @@ class Backend:
 
     has_kernels = False  # whether operations of our own serve
 
+    def begin(self) -> None:
+        """Before every forward."""
+
+    def wait(self, device: torch.device) -> None:
+        """Until everything that was asked of a device is done."""
+
     def zeros(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for a cache."""
         return torch.zeros(*shape, dtype=dtype, device=device)
@@ -108,6 +114,10 @@ class Backend:
         if rows.attending is None:
             return None
         return torch_attention.attend(heads_NHE[:, :queries], cache, layer, rows.attending)
+
+    def mix(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of [S, K, R, E] to [S, K, L, E]; the mask is added to the scores [S, K, R, L]."""
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
 
     def rotate_and_store(
         self,

@@ -22,13 +22,35 @@ class SublayerRows(NamedTuple):
     reused: RowSubset
 
 
+class Mask:
+    """What is added to the scores of several samples: 0 where a query sees a place, else minus infinity.
+
+    [S, 1, 1 or R, at least L]: of all queries of a sample, or of each. GPUs read lines that begin at multiples of 8.
+    """
+
+    def __init__(self, added: Tensor, length: int) -> None:
+        self.added, self.length = added, length
+        self._folded: Tensor | None = None
+
+    def of_queries(self) -> Tensor:
+        return self.added[..., : self.length]
+
+    def folded(self, kv_heads: int, sharing: int, rows: int) -> Tensor:
+        """[S, K, sharing * R, L], for query heads that are folded into rows: made once for all layers."""
+        if self._folded is None:
+            is_even = self.added.shape[2] == 1
+            lines = self.added if is_even or sharing == 1 else self.added.repeat(1, 1, sharing, 1)
+            self._folded = lines[..., : self.length].expand(-1, kv_heads, sharing * rows, -1)
+        return self._folded
+
+
 class Alone(NamedTuple):
     """Queries of one sample that are attended in a call of their own."""
 
     queries: slice
     slot: int
     length: int
-    mask: Tensor | None  # [queries, length]; None: all see everything
+    mask: Mask | None  # None: all see everything
 
 
 class PaddedGroup(NamedTuple):
@@ -40,7 +62,7 @@ class PaddedGroup(NamedTuple):
     samples: int
     rows: int
     length: int
-    mask: Tensor  # [samples, 1, 1 or rows, length], added to the scores: of all queries of a sample, or of each
+    mask: Mask
 
 
 class Attending(NamedTuple):

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepsaver.engine.backends.packed import Alone, Attending, PaddedGroup
+from stepsaver.engine.backends.packed import Alone, Attending, Mask, PaddedGroup
 
 if TYPE_CHECKING:
+    from stepsaver.engine.backends.backend import Backend
     from stepsaver.engine.cache import KeyValueCache
 
 
@@ -44,31 +45,31 @@ def attend_one(queries_RHE: Tensor, cache: "KeyValueCache", layer: int, sample: 
     """One sample. On a CPU torch's fused kernel shares the key-value heads itself, which saves folding the queries."""
     keys, values = cache.read(layer, slice(sample.slot, sample.slot + 1), sample.length)
     sharing = queries_RHE.shape[1] // keys.shape[1]
-    if sharing > 1 and cache.device.type != "cpu":
-        return attend_folded(queries_RHE, keys, values, sample.mask, sharing)
+    if cache.device.type != "cpu":
+        return attend_folded(queries_RHE, keys, values, sample.mask, cache.backend)
     queries = queries_RHE.transpose(0, 1).unsqueeze(0)
-    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=sample.mask, enable_gqa=sharing > 1)
+    mask = None if sample.mask is None else sample.mask.of_queries()
+    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=sharing > 1)
     return mixed[0].transpose(0, 1)
 
 
-def attend_folded(queries_RHE: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sharing: int) -> Tensor:
+def attend_folded(
+    queries_NHE: Tensor, keys: Tensor, values: Tensor, mask: Mask | None, backend: "Backend", samples: int = 1
+) -> Tensor:
     """Heads that share keys and values are more rows: GPUs before compute capability 8.0 have no fused kernel that
     shares them, and torch would repeat keys and values for every head.
     """
-    folded = _fold(queries_RHE, samples=1, kv_heads=keys.shape[1])
-    mask = None if mask is None else mask.repeat(sharing, 1)
-    return _unfold(F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask), heads=queries_RHE.shape[1])
+    rows, heads, _ = queries_NHE.shape
+    kv_heads = keys.shape[1]
+    folded = _fold(queries_NHE, samples=samples, kv_heads=kv_heads)
+    added = None if mask is None else mask.folded(kv_heads, heads // kv_heads, rows // samples)
+    return _unfold(backend.mix(folded, keys, values, added), heads=heads)
 
 
 def attend_padded(queries_NHE: Tensor, cache: "KeyValueCache", layer: int, group: PaddedGroup) -> Tensor:
     """One call for several samples, `rows` queries each."""
     keys, values = cache.read(layer, group.slots, group.length)
-    folded = _fold(queries_NHE, samples=group.samples, kv_heads=keys.shape[1])
-    sharing = folded.shape[2] // group.rows
-    is_even = group.mask.shape[2] == 1
-    mask = group.mask.expand(-1, -1, folded.shape[2], -1) if is_even else group.mask.repeat(1, 1, sharing, 1)
-    mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
-    return _unfold(mixed, heads=queries_NHE.shape[1])
+    return attend_folded(queries_NHE, keys, values, group.mask, cache.backend, group.samples)
 
 
 def _fold(queries_NHE: Tensor, *, samples: int, kv_heads: int) -> Tensor:

@@ -140,7 +140,7 @@ def _fill(
             for attribute, parameter in list(module.named_parameters(recurse=False)):
                 if parameter not in names:  # a tied head, already filled
                     continue
-                found = _as_wanted(numbers(names.pop(parameter), parameter), parameter.dtype, device)
+                found = _as_wanted((name := names.pop(parameter)), numbers(name, parameter), parameter.dtype, device)
                 # preparing a large map releases what was read; anything that stays must not hold the file's mapping
                 is_let_go = isinstance(module, Linear) and found.numel() >= linear.LARGE and is_laid_out
                 found = found if is_let_go else found.clone()
@@ -161,8 +161,8 @@ def _return_freed_memory() -> None:
         trim(0)
 
 
-def _as_wanted(found: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor for the model's precision and device. A large 16-bit weight for float32 on a CPU stays in 16 bits."""
+def _as_wanted(name: str, found: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A parameter for the model's precision and device. A large 16-bit weight for float32 on a CPU stays in 16 bits."""
     is_single = dtype == torch.float32 and device.type == "cpu"
     stays = (
         is_single
@@ -170,7 +170,10 @@ def _as_wanted(found: Tensor, dtype: torch.dtype, device: torch.device) -> Tenso
         and found.dim() > 1
         and found.numel() >= linear.LARGE
     )
-    return found.to(device, found.dtype if stays else dtype)
+    wanted = found.to(device).to(found.dtype if stays else dtype)
+    if dtype == torch.float16 != found.dtype and not wanted.is_meta and wanted.abs().amax().isinf():
+        raise UsageError(f"{name} has numbers that float16 does not hold: use bfloat16 or float32")
+    return wanted
 
 
 def _stored(name: str, shape: torch.Size, config: ModelConfig) -> Iterable[StoredTensor]:

@@ -1,0 +1,1 @@
+"""Graphics cards. Nothing here has run on one (docs/gpu.md)."""
