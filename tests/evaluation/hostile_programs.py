@@ -93,8 +93,8 @@ REPORTS = {
         "    frame = frame.f_back"
     ),
     "a judge of its own": _at_load(
-        "from stepsaver.evaluation.sandboxed import judge, channel\njudge.judge = lambda *_: None\n"
-        "channel.Cut = Exception\nframe({'passed': True, 'reason': 'passed'})"
+        "from stepsaver.evaluation.sandboxed import judge, messages\njudge.judge = lambda *_: None\n"
+        "messages.Cut = Exception\nframe({'passed': True, 'reason': 'passed'})"
     ),
     "a judge of its own that runs": _at_load(
         "from stepsaver.evaluation.sandboxed import judge\nsys.stdin = open('/dev/null')\njudge.main(str(C))"

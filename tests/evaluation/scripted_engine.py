@@ -57,7 +57,8 @@ class ScriptedEngine:
                     break
             trace.records.append(_forward(index))
             trace.tokens_generated += len(ids)
-            yield Completion(index, ids, "stop" if ids[-1] == END_ID else "length", list(trace.records[-1].entries))
+            finish = "stop" if ids[-1] == END_ID else "length"
+            yield Completion(index, ids, finish, list(trace.records[-1].entries), [0.5] * len(ids))
 
     def score(
         self, requests: Sequence[ScoreRequest], *, estimator: str, score_stop: bool, trace: Trace

@@ -7,7 +7,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.sampling import Sampling
-from stepsaver.evaluation.generation import read_parameters
+from stepsaver.evaluation.answering import read_parameters
 
 
 @pytest.mark.parametrize(

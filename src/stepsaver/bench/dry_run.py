@@ -19,7 +19,7 @@ from stepsaver.bench.identity import differing_parts, run_id
 from stepsaver.bench.run import RunRequest, load, with_baselines
 from stepsaver.bench.session import Chunk, Session, TaskRun, open_session, prepare_task
 from stepsaver.bench.store import read_cell_files, read_run
-from stepsaver.evaluation.generation import read_parameters
+from stepsaver.evaluation.answering import read_parameters
 
 ASSUMED_TOKENS_PER_STEP = 2.8  # at threshold 0.9, of a small trained model
 ASSUMED_TOKENS = 330  # of a generated answer, where its limit is above: the source's 7B model on GSM8K

@@ -29,8 +29,8 @@ from stepsaver.engine.machine import OtherWork
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
+from stepsaver.evaluation.answering import Meter
 from stepsaver.evaluation.evaluate import EvaluationOptions, build_requests
-from stepsaver.evaluation.meter import Meter
 from stepsaver.evaluation.open_model import open_model
 from stepsaver.evaluation.records import InferencePath, RequestRecord
 from stepsaver.evaluation.task_loading import LoadedTask

@@ -20,10 +20,18 @@ from stepsaver.engine.defaults import NEW_TOKENS, Estimator
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.trace import Trace
+from stepsaver.evaluation.answering import (
+    GenerationJob,
+    GenerationParameters,
+    Meter,
+    ScoringJob,
+    Window,
+    generate_answers,
+    read_parameters,
+    score_answers,
+)
 from stepsaver.evaluation.encoding import FittedPrompt, encode_pair, fit_left
-from stepsaver.evaluation.generation import GenerationJob, GenerationParameters, generate_answers, read_parameters
 from stepsaver.evaluation.inert import ScoredLengths
-from stepsaver.evaluation.meter import Meter
 from stepsaver.evaluation.records import (
     InferencePath,
     RequestKey,
@@ -31,7 +39,6 @@ from stepsaver.evaluation.records import (
     request_digest,
     require_same_request,
 )
-from stepsaver.evaluation.scoring import ScoringJob, Window, score_answers
 from stepsaver.evaluation.tokenizer import Message, TextTokenizer
 
 logger = logging.getLogger(__name__)

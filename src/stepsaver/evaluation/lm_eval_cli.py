@@ -18,6 +18,7 @@ from typing import Any
 import lm_eval.models  # noqa: F401  (first, or lm-eval does not know its own models)
 from lm_eval.api.registry import register_model
 
+from stepsaver.engine.arguments import ARGUMENTS, TEXT, converted
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import BATCH_SIZE, ESTIMATORS, JOINS, WEIGHTS, Estimator, Join, Weights
 from stepsaver.engine.errors import UsageError, unknown_name
@@ -36,8 +37,6 @@ REFUSED = {
     "humaneval": ("lm-eval runs model-written programs without a sandbox", " --confirm-run-unsafe-code"),
 }
 
-WHOLE_NUMBERS = ("batch_size", "max_gen_toks", "block_size", "sub_block_size", "mask_id")
-TRUTHS = ("prefix_cache", "block_cache", "score_stop")
 SETTLED_BY_RECIPE = ("decode", "rules", "policy", "threshold", "sub_block_size", "join")
 HARNESS_DEVICE = "cuda:0"  # what lm-eval passes if the user said nothing, even without such a device
 
@@ -166,19 +165,9 @@ def read_arguments(given: dict[str, Any]) -> ModelArguments:
 def _converted(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return ";".join(str(each) for each in value)
-    if name in WHOLE_NUMBERS:
-        if not str(value).isdecimal():
-            raise UsageError(f"--model_args: {name} {value!r} is not a whole number")
-        return int(value)
-    if name in TRUTHS:
-        if not isinstance(value, bool):
-            raise UsageError(f"--model_args: {name} {value!r} is neither true nor false")
-        return value
-    if name == "threshold":
-        try:
-            return float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise UsageError(f"--model_args: threshold {value!r} is not a number") from None
+    kind = ARGUMENTS.get(name := "max_new_tokens" if name == "max_gen_toks" else name, TEXT)
+    if kind is not TEXT:
+        return converted(name, int(value) if str(value).isdecimal() else value)
     return str(value)  # such as a rule that is called 5
 
 

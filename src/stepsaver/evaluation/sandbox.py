@@ -10,7 +10,7 @@ arguments to the program and gets a value back. So a program
 - cannot report its own verdict. The judge reports through a pipe that the program's process never had, and the program
   cannot see, signal or trace the judge. All it can do is answer in time.
 - cannot read what is expected of it. The tests never enter its process.
-- cannot answer with an object that equals everything. Values cross the socket as plain data (`sandboxed/values.py`);
+- cannot answer with an object that equals everything. Values cross the socket as plain data (`sandboxed/messages.py`);
   any other object arrives as one that equals nothing. Arguments are copies: changing them does not affect the tests.
 - cannot flood. The judge reads one answer per question, at most a megabyte; the supervisor reads a kilobyte of report.
 - cannot stop the scoring. Only a failure before the program's first line counts as a fault of the sandbox. Whatever the

@@ -7,7 +7,7 @@ from pathlib import Path
 from stepsaver.bench.experiment import ConfigSpec
 from stepsaver.bench.session import Session
 from stepsaver.engine.engine import Engine
-from stepsaver.evaluation.generation import GenerationParameters, read_parameters
+from stepsaver.evaluation.answering import GenerationParameters, read_parameters
 from stepsaver.evaluation.growing_text import StopStrings
 from stepsaver.evaluation.tokenizer import TextTokenizer
 from stepsaver.report.cells import ReportTask

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from stepsaver.evaluation.sandboxed.channel import ANSWER_BYTES, Channel, Cut
-from stepsaver.evaluation.sandboxed.values import decode, encode
+from stepsaver.evaluation.sandboxed.messages import ANSWER_BYTES, Channel, Cut, decode, encode
 
 READY = b"ready\n"  # the program's time starts here
 REASON_CHARACTERS = 300

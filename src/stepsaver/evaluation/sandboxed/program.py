@@ -6,8 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from stepsaver.evaluation.sandboxed.channel import Channel, Cut
-from stepsaver.evaluation.sandboxed.values import decode, encode
+from stepsaver.evaluation.sandboxed.messages import Channel, Cut, decode, encode
 
 QUESTION_BYTES = 1 << 30
 TEXT_CHARACTERS = 300

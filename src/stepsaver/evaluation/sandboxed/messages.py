@@ -1,15 +1,20 @@
-"""Plain data as JSON: all that a program can send to its judge.
+"""Messages between the judge and the program, over a socket: four bytes of length, then JSON. Plain data only.
 
 A subclass becomes its base type (a Counter becomes a dict). Every other object becomes a stand-in that equals only
 itself, so that an object's own `__eq__` stays in the program's process.
 """
 
 import itertools
+import json
+import os
+import struct
 from collections.abc import Callable, ItemsView, Iterator, KeysView
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+ANSWER_BYTES = 1 << 20  # far more than a benchmark's answer; longer ones are not read
+LENGTH = struct.Struct(">I")
 SMALL = 1 << 63  # larger integers are sent as text: the interpreter refuses the decimal form of a very long one
 ITERATED = 10_000  # the most elements taken from an iterator, which may be endless
 
@@ -92,3 +97,43 @@ def _read_all(data: Any) -> list[Any]:
     if not isinstance(data, list):
         raise ValueError("no list")
     return [decode(each) for each in data]
+
+
+class Cut(BaseException):
+    """The other side is gone, or sent something that is no message. Tests that catch `Exception` do not catch this."""
+
+
+class Channel:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def send(self, message: Any) -> None:
+        data = json.dumps(message).encode()
+        left = memoryview(LENGTH.pack(len(data)) + data)
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except OSError:
+                raise Cut("ended without an answer") from None
+
+    def receive(self, at_most: int) -> Any:
+        (length,) = LENGTH.unpack(self._read(LENGTH.size))
+        if length > at_most:
+            raise Cut(f"its answer is longer than {at_most} bytes")
+        try:
+            return json.loads(self._read(length))
+        except (ValueError, RecursionError, MemoryError):
+            raise Cut("its answer is no value") from None
+
+    def _read(self, count: int) -> bytes:
+        parts = []
+        while count:
+            try:
+                part = os.read(self._descriptor, min(count, 1 << 16))
+            except OSError:
+                part = b""
+            if not part:
+                raise Cut("ended without an answer")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)

@@ -1,23 +1,53 @@
-"""Runs generation requests on the engine: jobs in, records out, in the order in which they finish."""
+"""Runs requests on the engine: jobs in, records out, in the order in which they finish."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, NamedTuple
 
+from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.engine import Completion, Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.sampling import Sampling
+from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.encoding import FittedPrompt
 from stepsaver.evaluation.growing_text import StopStrings
-from stepsaver.evaluation.meter import Meter
-from stepsaver.evaluation.records import RequestKey, RequestRecord, count_denoising_steps
+from stepsaver.evaluation.records import InferencePath, RequestKey, RequestRecord, count_denoising_steps
 from stepsaver.evaluation.tokenizer import TextTokenizer
 
 WARM_UP_BLOCKS = 2
 # The harness's own order of precedence.
 LIMIT_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 KNOWN_KEYS = frozenset({"until", "do_sample", "temperature", "top_p", "seed", *LIMIT_KEYS})
+
+
+@dataclass
+class Meter:
+    """Adds up what one path's requests took; the seconds are the trace's. Requests with stored answers are not counted.
+
+    `tokens` were generated, including stop tokens, or scored.
+    """
+
+    path: InferencePath
+    trace: Trace
+    requests: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    warm_up_seconds: float = 0.0
+
+    def warm_up(self, run: Callable[[Trace], object]) -> None:
+        """Runs one batch for a little, once, before timing starts: first forwards allocate, tune and compile."""
+        if not self.warm_up_seconds:
+            started = perf_counter()
+            run(Trace())
+            self.warm_up_seconds = perf_counter() - started
+
+    def count(self, *, tokens: int, prompt_tokens: int) -> None:
+        self.requests += 1
+        self.tokens += tokens
+        self.prompt_tokens += prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -81,7 +111,7 @@ def generate_answers(
     meter.warm_up(lambda trace: list(_complete(engine, prompts[: engine.batch_size], beginning, stops, trace)))
     for completion in _complete(engine, prompts, parameters, stops, meter.trace):
         job = jobs[completion.index]
-        record = _record(engine, job, completion, stops)
+        record = _generated(engine, job, completion, stops)
         meter.count(tokens=record.tokens, prompt_tokens=record.prompt_tokens)
         yield job, record
 
@@ -98,7 +128,7 @@ def _complete(
     )
 
 
-def _record(engine: Engine, job: GenerationJob, completion: Completion, stops: StopStrings) -> RequestRecord:
+def _generated(engine: Engine, job: GenerationJob, completion: Completion, stops: StopStrings) -> RequestRecord:
     ids = tuple(completion.ids)
     has_stop_token = bool(ids) and ids[-1] in engine.decoding.stop_ids
     return RequestRecord(
@@ -112,4 +142,59 @@ def _record(engine: Engine, job: GenerationJob, completion: Completion, stops: S
         finish=completion.finish,
         denoising_steps=count_denoising_steps(tuple(completion.steps)),
         steps=tuple(completion.steps),
+    )
+
+
+class Window(NamedTuple):
+    context: FittedPrompt
+    continuation: tuple[int, ...]
+
+
+class ScoringJob(NamedTuple):
+    """One request. It has several windows if its text is too long for the model, and none if it is empty."""
+
+    position: int  # index in the caller's list
+    key: RequestKey
+    digest: str
+    windows: tuple[Window, ...]
+
+
+def score_answers(
+    engine: Engine, jobs: list[ScoringJob], *, estimator: Estimator, score_stop: bool, meter: Meter
+) -> Iterator[tuple[ScoringJob, RequestRecord]]:
+    """Runs long contexts first. Requests with the same context stay together, so that the engine shares its prefill."""
+    windows = [(job, window) for job in jobs for window in job.windows]
+    windows.sort(key=lambda each: (-len(each[1].context.ids), each[1].context.ids, each[0].position))
+    asked = [ScoreRequest(window.context.ids, window.continuation) for _, window in windows]
+
+    def scores(requests: list[ScoreRequest], trace: Trace) -> Iterable[Score]:
+        return engine.score(requests, estimator=estimator, score_stop=score_stop, trace=trace) if requests else ()
+
+    meter.warm_up(lambda trace: list(scores(asked[: engine.batch_size], trace)))
+    for job in jobs:
+        if not job.windows:
+            yield job, _scored(job, [])
+    open_windows = Counter({job.position: len(job.windows) for job in jobs})
+    found: dict[int, list[Score]] = defaultdict(list)
+    for score in scores(asked, meter.trace):
+        job = windows[score.index][0]
+        found[job.position].append(score)
+        open_windows[job.position] -= 1
+        if not open_windows[job.position]:
+            record = _scored(job, found.pop(job.position))
+            meter.count(tokens=record.tokens + score_stop * len(job.windows), prompt_tokens=record.prompt_tokens)
+            yield job, record
+
+
+def _scored(job: ScoringJob, scores: list[Score]) -> RequestRecord:
+    return RequestRecord(
+        job.key,
+        "scoring",
+        job.digest,
+        prompt_tokens=sum(len(window.context.ids) for window in job.windows),
+        tokens_cut=sum(window.context.cut for window in job.windows),
+        ids=tuple(token for window in job.windows for token in window.continuation),
+        loglikelihood=sum(score.loglikelihood for score in scores),
+        is_greedy=all(score.is_greedy for score in scores),
+        denoising_steps=sum(score.steps for score in scores),
     )
