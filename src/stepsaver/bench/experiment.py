@@ -5,19 +5,19 @@ import re
 from dataclasses import dataclass, field
 from math import isfinite, prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_serializer, model_validator
 
+from stepsaver.engine.arguments import MOST
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import BATCH_SIZE, DECODE, DEFAULT_POLICY, NEW_TOKENS, WEIGHTS, Estimator, Weights
 from stepsaver.engine.errors import UsageError, shown, unknown_name
-from stepsaver.engine.models.config import MOST_BLOCK_ROWS
 from stepsaver.engine.policies.policy import policy_text
 from stepsaver.engine.rules.rule import Rule, parse_rule
-from stepsaver.evaluation.recipe import JoinInYaml
+from stepsaver.evaluation.recipe import BatchSize, BlockSize, JoinInYaml, argument
 
 CONDITION = re.compile(r"([<>])\s*(-?\d+(?:\.\d+)?)")
 
@@ -108,7 +108,7 @@ class ConfigSpec(WithPolicy):
     """Instead of the experiment's."""
     block_cache: bool | None = None
     """Instead of the experiment's."""
-    sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    sub_block_size: BlockSize | None = None
     """Instead of the experiment's."""
     join: JoinInYaml | None = None
     """Instead of the experiment's."""
@@ -187,7 +187,6 @@ OWN_SBATCH_OPTIONS = {
     "signal": "the runner", "open-mode": "the runner",
 }  # fmt: skip
 SBATCH_OPTION = re.compile(r"[a-z][a-z0-9-]*")
-MOST_COUNT = 1 << 30
 
 
 class DecodingSpec(WithPolicy):
@@ -197,11 +196,11 @@ class DecodingSpec(WithPolicy):
     """The decoder (`stepsaver list decoders`)."""
     policy: str = DEFAULT_POLICY
     """Of configs that are decoded in blocks (`stepsaver list policies`); `threshold: 0.95` is short for one."""
-    block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    block_size: BlockSize | None = None
     """Positions decoded together; the model's own if left out."""
-    sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    sub_block_size: BlockSize | None = None
     """Positions of a block decoded before the next ones; the model's own if left out."""
-    mask_id: int | None = Field(default=None, ge=0)
+    mask_id: Annotated[int, argument("mask_id")] | None = None
     """The mask token; the model's own if left out."""
     prefix_cache: bool = DecodingSettings.prefix_cache
     """Whether keys and values of finished blocks are kept."""
@@ -209,7 +208,7 @@ class DecodingSpec(WithPolicy):
     """Whether those of the block that is being decoded are."""
     join: JoinInYaml = "off"
     """Whether prefills and commits share a forward with steps; `auto` decides by the measured cost of a forward."""
-    max_new_tokens: int = Field(default=NEW_TOKENS, ge=1, le=MOST_COUNT)
+    max_new_tokens: int = Field(default=NEW_TOKENS, ge=1, le=MOST)
     """Of an answer where its task sets no limit."""
 
 
@@ -222,11 +221,11 @@ class Resources(Strict):
     """That is charged."""
     gres: str | None = None
     """Devices, such as `gpu:1`."""
-    cpus: int = Field(default=2, ge=1, le=MOST_COUNT)
+    cpus: int = Field(default=2, ge=1, le=MOST)
     """For each job."""
-    memory_gb: int = Field(default=16, ge=1, le=MOST_COUNT)
+    memory_gb: int = Field(default=16, ge=1, le=MOST)
     """For each job."""
-    minutes: int = Field(default=240, ge=1, le=MOST_COUNT)
+    minutes: int = Field(default=240, ge=1, le=MOST)
     """After which a job is put back into the queue."""
     slurm: dict[str, str | bool | int] = Field(default_factory=dict)
     """Other options of sbatch by their names; `true` for one without a value."""
@@ -257,11 +256,11 @@ class ExperimentSpec(Strict):
     """When the hypothesis is confirmed, and when it is rejected."""
     model: str = "embedded"
     """A folder, a hub id, or `embedded`."""
-    batch_size: int = Field(default=32, ge=1, le=MOST_COUNT)
+    batch_size: BatchSize = 32
     """Samples decoded together."""
-    batch_size_elsewhere: int = Field(default=BATCH_SIZE, ge=1, le=MOST_COUNT)
+    batch_size_elsewhere: BatchSize = BATCH_SIZE
     """The same with another model than the experiment's own (`run --model`)."""
-    chunk_samples: int | None = Field(default=None, ge=1, le=MOST_COUNT)
+    chunk_samples: int | None = Field(default=None, ge=1, le=MOST)
     """Samples that are run, timed beside the baseline and stored together; two batches at least, and if left out."""
     dtype: str = "auto"
     """float32, float64, bfloat16 or float16; `auto` is what suits the device."""
@@ -273,9 +272,9 @@ class ExperimentSpec(Strict):
     """Examples in a prompt, of all tasks or by task; the task's own if left out."""
     metric: str | dict[str, str] | None = None
     """What counts as accuracy, of all tasks or by task; as declared if left out."""
-    max_new_tokens: int | None = Field(default=None, ge=1, le=MOST_COUNT)
+    max_new_tokens: int | None = Field(default=None, ge=1, le=MOST)
     """Of every answer, instead of its task's own limit."""
-    seed: int = Field(default=0, ge=-(1 << 63), lt=1 << 63)
+    seed: Annotated[int, argument("seed")] = 0
     """Of sampling."""
     estimator: Estimator | dict[str, Estimator] = "trajectory"
     """How scored tasks compute log-likelihoods, all of them or by task; autoregressive decoding has its own."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from stepsaver.engine.errors import UsageError, shown
 
-MOST_BLOCK_POSITIONS = 4096  # known models have up to 64
+MOST_BLOCK_ROWS = 4096  # known models have up to 64
 MOST = 1 << 30  # of whatever is counted
 
 
@@ -75,7 +75,7 @@ class Exactly:
 
 TRUTH, TEXT = Exactly(bool, "True or False"), Exactly(str, "a text")
 TOKEN = Whole(0, 1 << 24)
-BLOCK = Whole(1, MOST_BLOCK_POSITIONS)
+BLOCK = Whole(1, MOST_BLOCK_ROWS)
 # Arguments that are not listed here are checked where they are used.
 ARGUMENTS: dict[str, Kind] = {
     "batch_size": Whole(1),

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
+from annotated_types import Interval
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from stepsaver.engine.arguments import ARGUMENTS, Whole
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.defaults import DECODE, DEFAULT_POLICY, Join
 from stepsaver.engine.errors import UsageError, shown
-from stepsaver.engine.models.config import MOST_BLOCK_ROWS
 
 Measure = Literal["accuracy", "agreement"]  # compares answers with labels, or with the answers of plain decoding
 NAMED_VERSIONS = ("stepsaver", "torch")
@@ -25,6 +26,17 @@ NAMED_VERSIONS = ("stepsaver", "torch")
 JoinInYaml = Annotated[
     Join, BeforeValidator(lambda join: ("on" if join else "off") if isinstance(join, bool) else join)
 ]
+
+
+def argument(name: str) -> Interval:
+    """The range of the argument of that name, the same as on the command line and in Python."""
+    kind = ARGUMENTS[name]
+    assert isinstance(kind, Whole), name
+    return Interval(ge=kind.low, le=kind.high)
+
+
+BatchSize = Annotated[int, argument("batch_size")]
+BlockSize = Annotated[int, argument("block_size")]
 
 
 class _Part(BaseModel):
@@ -82,9 +94,9 @@ class Recipe(_Part):
     decode: str = DECODE
     rules: tuple[str, ...] = ()
     policy: str | None = None  # of block diffusion, which alone has one
-    sub_block_size: int | None = Field(default=None, ge=1, le=MOST_BLOCK_ROWS)
+    sub_block_size: BlockSize | None = None
     join: JoinInYaml = "off"
-    batch_size: int = Field(ge=1)
+    batch_size: BatchSize
     made_for: MadeFor | None = None
     measured: Measured | None = None
 

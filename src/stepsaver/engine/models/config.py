@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepsaver.engine.arguments import MOST_BLOCK_ROWS
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.models.architecture import Architecture, architecture_named
 from stepsaver.engine.models.fields import Entries, Field, Flag, Many, OneOrMany, Real, Whole, Word, read_fields
 from stepsaver.engine.models.rope import Rope, parse_rope
 from stepsaver.engine.prediction import Predicts
 
-MOST_BLOCK_ROWS = 4096  # known models have up to 64
 MOST_BYTES = 1 << 28  # of a file that is read whole; the largest tokenizers have a tenth of it
 TOKEN = Whole(0, 1 << 24)
 # Every field of config.json that we read. The ranges end well above the largest existing models.
