@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import stepsaver
 from stepsaver.cli import main
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.errors import UsageError
@@ -63,6 +64,22 @@ def test_a_model_decodes_by_the_policy_of_its_own_decoder_unless_told_otherwise(
     assert opened.decoder().policy == expected
     assert opened.decoder(threshold=0.7).policy == Threshold(0.7)
     assert opened.decoder("autoregressive").policy is None
+
+
+def test_what_differs_from_its_own_decoder_is_said(
+    folder: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stepsaver.load(folder, prefix_cache=False)
+    assert not caplog.messages
+    stepsaver.load(folder, block_size=4, block_cache=False)
+    said = (
+        "not as Fast_dLLM_QwenForCausalLM's own decoder: block_size 4 (its own: 8), sub_block_size 4 (its own: 8), "
+        "block_cache False (its own: True)"
+    )
+    assert caplog.messages == [said]
+    options = ["--block-size", "4", "--no-block-cache", "--max-new-tokens", "1"]
+    assert main(["generate", "--model", str(folder), "--prompt", "a", *options]) == 0
+    assert f"note: {said}\n" in capsys.readouterr().err
 
 
 def test_opening_reads_no_weights_and_loading_does(without_weights: Path, folder: Path) -> None:

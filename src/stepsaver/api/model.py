@@ -448,7 +448,10 @@ def load(
         join=join,
     )
     stops = None if stop_ids is None else token_ids(stop_ids, "stop_ids")
-    return Model(open_model(os.fspath(name), stop_ids=stops, **chosen))
+    opened = open_model(os.fspath(name), stop_ids=stops, **chosen)
+    if said := opened.differences():
+        logger.warning(said)
+    return Model(opened)
 
 
 def recipe_path(given: object) -> Path:

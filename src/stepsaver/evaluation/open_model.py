@@ -60,6 +60,17 @@ class OpenModel:
             decode = architecture_named(self.config.architecture).decode
         return chosen_decoder(decode, policy=policy, threshold=threshold, rules=rules, default_policy=self.policy)
 
+    def differences(self) -> str | None:
+        """One line if blocks are decoded otherwise than by the model's own decoder: its texts are then others too."""
+        try:
+            own = resolve_decoding(self.config, mask_id=self.decoding.mask_id)
+        except UsageError:  # no file says how large its blocks are
+            return None
+        fields = ("block_size", "sub_block_size", "block_cache")
+        others = [name for name in fields if getattr(self.decoding, name) != getattr(own, name)]
+        said = ", ".join(f"{name} {getattr(self.decoding, name)} (its own: {getattr(own, name)})" for name in others)
+        return f"not as {self.config.architecture}'s own decoder: {said}" if others else None
+
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         return TextTokenizer(self.folder)
