@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from stepsaver.cli import main
 from stepsaver.engine import registry
+from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.cache import KeyValueCache
 from stepsaver.engine.decoders.autoregressive import Autoregressive
 from stepsaver.engine.decoders.decoder import Decoder
@@ -24,6 +26,7 @@ from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Memory, run_step
+from stepsaver.engine.models.adapter import read_adapter
 from stepsaver.engine.models.load import load_model, random_model
 from stepsaver.engine.models.rope import Rope
 from stepsaver.engine.models.transformer import Transformer
@@ -38,7 +41,7 @@ from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import DENOISING, SampleStep
 from tests.conftest import SHARED, TESTS, sharpened, tiny_config
 from tests.engine.golden_cases import read_golden
-from tests.engine.literal_nemotron import Literal, causal
+from tests.engine.literal_nemotron import Literal, causal, seeing_itself
 from tests.engine.rule_cases import ACTING, combined_rule_sets, rule_sets
 from tests.engine.test_score import plain_logits
 
@@ -329,3 +332,121 @@ def test_scores_follow_the_trajectory_of_the_models_own_text(tiny: Transformer, 
     assert score.steps <= len(steps)  # positions behind the text are masks to the end
     (uncached,) = engine_of(tiny, prefix_cache=False).score([ScoreRequest(PROMPTS[3], tuple(completion.ids))])
     assert uncached.loglikelihood == pytest.approx(score.loglikelihood, abs=1e-9)
+
+
+ADAPTER = {"peft_type": "LORA", "r": 3, "lora_alpha": 12, "target_modules": ["o_proj"], "lora_dropout": 0.1}
+
+
+def write_adapter(
+    folder: Path, model: Transformer, *, name: str = "o_proj", **entries: object
+) -> dict[str, torch.Tensor]:
+    """A random adapter, as PEFT writes it."""
+    config, tensors = model.config, {}
+    torch.manual_seed(2)
+    for layer in range(config.layers):
+        module = f"base_model.model.encoder.layers.{layer}.self_attn.{name}"
+        tensors[f"{module}.lora_A.weight"] = torch.randn(3, config.heads * config.head_dim) / 8
+        tensors[f"{module}.lora_B.weight"] = torch.randn(config.hidden, 3) / 8
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(ADAPTER | entries))
+    return tensors
+
+
+@pytest.mark.parametrize("positions", [0, 24])
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
+def test_an_adapter_drafts_and_never_verifies(tmp_path: Path, positions: int, precision: torch.dtype) -> None:
+    """Drafts are those of merged weights, also in the forward that verifies; the text stays the plain model's."""
+    dtypes = (torch.float64, torch.float64, precision)
+    plain, merged, ours = (load_model(TESTS / "golden_nld", dtype=dtype) for dtype in dtypes)
+    tensors = write_adapter(tmp_path / "lora", plain)
+    for layer, each in enumerate(merged.each_layer):
+        module = f"base_model.model.encoder.layers.{layer}.self_attn.o_proj"
+        down, up = (tensors[f"{module}.lora_{name}.weight"].double() for name in "AB")
+        each.attention.output.weight += 12 / 3 * up @ down
+    ours.draft_adapter = read_adapter(tmp_path / "lora", plain.config, dtype=precision, device=torch.device("cpu"))
+    events: list[StepEvent] = []
+    drafted = engine_of(ours, Speculative(positions=positions, span=8))
+    prompts = [(5, 6, 7), tuple(range(10, 30))]
+    found = texts(drafted, prompts, on_step=events.append)
+    assert found == texts(engine_of(plain, Autoregressive()), prompts)
+    mask, compared, differing = plain.config.mask_id, 0, 0
+    assert mask is not None
+    for event in events:
+        prompt, text = prompts[event.sample.index], found[event.sample.index]
+        known = event.start + 1  # the last known token is the first that runs
+        branches = [(each.accepted, each.tokens) for each in event.branches]
+        if event.plan.kind == "draft":
+            branches = [(-1, tuple(event.proposed[1:].tolist()))]
+        for accepted, tokens in branches:
+            agreed = [*prompt, *text][: known + max(accepted, 0)]
+            draft = event.tokens[1 : 1 + accepted].tolist() if accepted > 0 else []
+            if accepted > 0 and agreed[known:] != draft:
+                continue
+            width = len(tokens) + 1
+            ids = agreed + [mask] * (width if accepted >= 0 else width - 1)
+            first = len(agreed) if accepted >= 0 else known - 1
+            seen = seeing_itself(first, width)
+            logits = literal_adapted(plain, merged, ids, seen, first)
+            logits[:, mask] = -torch.inf
+            assert tuple(logits.argmax(-1)[first + 1 :].tolist()) == tokens
+            without = plain_logits(plain, ids, seen)[first + 1 :]
+            without[:, mask] = -torch.inf
+            differing += tuple(without.argmax(-1).tolist()) != tokens
+            compared += 1
+    assert compared > 10
+    assert differing > 5
+
+
+def literal_adapted(
+    plain: Transformer, merged: Transformer, ids: list[int], seen: torch.Tensor, first: int
+) -> torch.Tensor:
+    """Logits where positions from `first` on run the merged weights, and those before it the plain ones."""
+    h = plain.embedding(torch.tensor(ids))
+    rotation, group = plain.rotations(len(ids)), plain.config.heads // plain.config.kv_heads
+    for layer, other in zip(plain.each_layer, merged.each_layer, strict=True):
+        q, k, v = layer.attention.project_rotated(h, rotation)
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        weights = torch.einsum("qhe,khe->hqk", q, k) / plain.config.head_dim**0.5
+        mixed = torch.einsum("hqk,khe->qhe", weights.masked_fill(~seen, -torch.inf).softmax(-1), v).flatten(-2)
+        h = h + torch.cat((layer.attention.finish(mixed[:first]), other.attention.finish(mixed[first:])))
+        h = h + layer.mlp(h)
+    return plain.logits(h)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"use_rslora": True}, "use_rslora True is not supported"),
+        ({"use_dora": True}, "use_dora True"),
+        ({"bias": "all"}, "bias 'all'"),
+        ({"rank_pattern": {"o_proj": 2}}, "rank_pattern"),
+        ({"alpha_pattern": {"o_proj": 2}}, "alpha_pattern"),
+        ({"target_modules": ["q_proj"]}, "target_modules"),
+        ({"peft_type": "LOHA"}, "peft_type 'LOHA'"),
+        ({"r": None}, "has no entry 'r'"),
+        ({"r": 4}, r"lora_A.weight is F32 \(3, 64\), expected floats of shape \(4, 64\)"),
+        ({"name": "q_proj"}, "lacks base_model.model.encoder.layers.0.self_attn.o_proj.lora_A.weight"),
+    ],
+)
+def test_other_adapters_are_refused_in_one_line(tmp_path: Path, toy: Transformer, entries: dict, message: str) -> None:
+    write_adapter(tmp_path / "lora", toy, **entries)
+    with pytest.raises(UsageError, match=message) as error:
+        read_adapter(tmp_path / "lora", toy.config, dtype=torch.float64, device=torch.device("cpu"))
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_line_takes_an_adapter(
+    tmp_path: Path, toy: Transformer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_adapter(tmp_path / "lora", toy)
+    command = ["generate", "--model", str(TESTS / "golden_nld"), "--ids", "--prompt", "5 6 7", "--max-new-tokens", "9"]
+    assert main(command) == 0
+    plain = capsys.readouterr()
+    assert "decoded by speculative:positions=auto,span=16,context=causal" in plain.err
+    assert main([*command, "--draft-adapter", str(tmp_path / "lora")]) == 0
+    assert capsys.readouterr().out == plain.out
+    assert main([*command, "--threshold", "0.5"]) == 0
+    assert "decoded by block" in capsys.readouterr().err
+    assert main([*command, "--decode", "block", "--draft-adapter", str(tmp_path / "lora")]) == 2
+    assert "a draft adapter is for speculative decoding, and block drafts nothing" in capsys.readouterr().err

@@ -50,6 +50,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_argument(decoding)
     decoding.add_argument("--decode", metavar="D", help=DECODE_HELP)
     decoding.add_argument(
+        "--draft-adapter",
+        type=Path,
+        metavar="FOLDER",
+        help="a LoRA on `o_proj`, in PEFT's layout, that is on while speculative decoding drafts",
+    )
+    decoding.add_argument(
         "--threshold", type=option("threshold"), metavar="X", help=f"unmask positions surer than this, as {THRESHOLD}"
     )
     decoding.add_argument("--policy", metavar="P", help="another policy than the model's, `name:field=value,...`")
@@ -160,7 +166,9 @@ def build_engine(options: argparse.Namespace, opened: "OpenModel") -> "Engine":
     """Checks decoder, policy and rules, then loads the weights."""
     decode = options.decode or (DECODE if getattr(options, "trace_against", None) else None)
     decoder = opened.decoder(decode, policy=options.policy, threshold=options.threshold, rules=options.rule)
-    return opened.engine(decoder, batch_size=options.batch_size, curve=given_curve(options))
+    return opened.engine(
+        decoder, batch_size=options.batch_size, curve=given_curve(options), draft_adapter=options.draft_adapter
+    )
 
 
 def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:

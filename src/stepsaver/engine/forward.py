@@ -20,7 +20,7 @@ from stepsaver.engine.cache import DeltaCache, KeyValueCache, SublayerDeltas
 from stepsaver.engine.machine import require_own_threads
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Attention, Transformer
-from stepsaver.engine.packing import Packer, Step, pack_rows, run_end
+from stepsaver.engine.packing import Packer, Step, drafting_rows, pack_rows, run_end
 from stepsaver.engine.stream import Stream
 
 Sublayer = Literal["attention", "mlp"]
@@ -104,6 +104,7 @@ class Forward:
         self.stream = Stream(model.embedding(rows.tokens))
         self.going: Tensor | None = None  # the rows that still go on, which are fewer in the last layer; None: all
         self.executed = Executed()
+        self.drafting = None if model.draft_adapter is None else drafting_rows(steps, self.stream.h_ND)
         self.drift_N: Tensor | None = None
         if memory.probe_layers and memory.deltas is not None:
             self.drift_N = torch.zeros(len(rows.tokens), dtype=torch.float32, device=model.device)
@@ -131,11 +132,22 @@ class Forward:
         self.going = run.kept
         self.stream.keep(run.kept)
         if mixed is not None:
-            self._add("attention", index, layer.attention.finish(mixed), run.attention.ran, kept.attention)
+            delta = layer.attention.finish(mixed)
+            if self.drafting is not None:
+                self._add_adapter(index, mixed, delta, run)
+            self._add("attention", index, delta, run.attention.ran, kept.attention)
         self._reuse(kept.attention, run.attention.reused)
         if run.mlp.ran.size:
             self._add("mlp", index, self.stream.through(layer.mlp, run.mlp.ran), run.mlp.ran, kept.mlp)
         self._reuse(kept.mlp, run.mlp.reused)
+
+    def _add_adapter(self, index: int, mixed: Tensor, delta: Tensor, run: PackedRun) -> None:
+        assert self.model.draft_adapter is not None
+        assert self.drafting is not None
+        drafting = self.drafting
+        for some in (run.kept, run.attention.ran.indices):
+            drafting = drafting if some is None else drafting[some]
+        self.model.draft_adapter.add(index, mixed, delta, drafting)
 
     def _attend(self, attention: Attention, index: int, run: PackedRun) -> Tensor | None:
         """Rewrites keys and values, and mixes what the queries see. None if there are no queries."""
@@ -187,7 +199,7 @@ class Forward:
         ran, against the deltas they had before. False: nothing has changed.
         """
         memory, ran, before = self.memory, run.mlp.ran, None
-        if self.model.packed_layers is None or memory.observe is not None:
+        if self.model.packed_layers is None or memory.observe is not None or self.drafting is not None:
             return False
         if self._is_measured(layers.start):
             if not run.is_whole or memory.deltas is None or ran.deltas is None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stepsaver.engine.attention import Segment, plan_attending
@@ -87,6 +88,18 @@ def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:
     tokens = np.concatenate([step.tokens[window] for step, window in zip(steps, windows, strict=True)])
     positions = np.concatenate([step.positions(window) for step, window in zip(steps, windows, strict=True)])
     return PackedRows(_tensor(tokens, device), _tensor(positions, device))
+
+
+def drafting_rows(steps: Sequence[Step], like: Tensor) -> Tensor | None:
+    """[N, 1]: 1 for the tokens that draft, 0 for the others. None if no token does."""
+    windows = [row_index(step.plan.window) for step in steps]
+    drafting = np.concatenate(
+        [
+            np.full(len(window), -1) if step.layout is None else step.layout.branches[window]
+            for step, window in zip(steps, windows, strict=True)
+        ]
+    )
+    return _tensor(drafting[:, None] >= 0, like.device).to(like.dtype) if (drafting >= 0).any() else None
 
 
 def run_end(steps: Sequence[Step], first: int) -> int:
@@ -215,5 +228,5 @@ def _segments(steps: Sequence[Step], queries: RowSets) -> list[Segment]:
     return segments
 
 
-def _tensor(array: Index, device: torch.device) -> Tensor:
+def _tensor(array: Index | NDArray[np.bool_], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)

@@ -12,11 +12,13 @@ from stepsaver.engine.backends.cpu.weights import check_weights, served_weights
 from stepsaver.engine.curve import Curve
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
+from stepsaver.engine.decoders.speculative import Speculative
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
 from stepsaver.engine.defaults import WEIGHTS, Join, Weights
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.machine import choose_device, choose_dtype, leave_cores_to_others
+from stepsaver.engine.models.adapter import DraftAdapter, read_adapter
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import ModelConfig, read_config
 from stepsaver.engine.models.load import load_model
@@ -85,10 +87,22 @@ class OpenModel:
         with torch.device("meta"):
             return Transformer(self.config).to(self.dtype)
 
-    def engine(self, decoder: Decoder, *, batch_size: int, curve: Curve | None = None) -> Engine:
-        """Checks the decoder against the model, then loads it."""
+    def engine(
+        self, decoder: Decoder, *, batch_size: int, curve: Curve | None = None, draft_adapter: Path | None = None
+    ) -> Engine:
+        """Checks the decoder and its adapter against the model, then loads it."""
         decoder.check(decoder.settled(self.decoding), self.config.layers)
-        return Engine(self.load(), decoder=decoder, batch_size=batch_size, decoding=self.decoding, curve=curve)
+        adapter = None if draft_adapter is None else self._adapter(decoder, draft_adapter)
+        model = self.load()
+        model.draft_adapter = adapter
+        return Engine(model, decoder=decoder, batch_size=batch_size, decoding=self.decoding, curve=curve)
+
+    def _adapter(self, decoder: Decoder, folder: Path) -> DraftAdapter:
+        if not isinstance(decoder, Speculative):
+            raise UsageError(f"a draft adapter is for speculative decoding, and {decoder.text} drafts nothing")
+        if not self.decoding.prediction.opens_blocks:
+            raise UsageError("a draft adapter needs causal positions that verify, and here masked copies do")
+        return read_adapter(folder, self.config, dtype=self.dtype, device=self.device)
 
     @contextmanager
     def blamed(self) -> Iterator[None]:

@@ -73,7 +73,7 @@ def load_model(
 
     def numbers(name: str, _: Tensor) -> Tensor:
         # opened again for every tensor: a file's mapping counts as memory as long as it is held
-        stored = [_open(files[each.name]).get_tensor(each.name) for each in wanted[name]]
+        stored = [open_tensors(files[each.name]).get_tensor(each.name) for each in wanted[name]]
         return stored[0] if len(stored) == 1 else torch.cat(stored)
 
     order = sorted(model.sections(), key=lambda name: name.startswith("layers"))
@@ -203,6 +203,14 @@ def _stacked_rows(module: str, rows: int, config: ModelConfig) -> tuple[int, ...
     return (rows,)
 
 
+def output_modules(config: ModelConfig) -> Iterable[str]:
+    """What the checkpoint calls the output projection of each layer's attention."""
+    called = architecture_named(config.architecture).modules
+    (module,) = LAYER_MODULES["attention.output"]
+    for layer in range(config.layers):
+        yield f"{called.get(LAYERS, LAYERS)}.{layer}.{called.get(module, module)}"
+
+
 def _files_by_tensor(folder: Path) -> dict[str, Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
@@ -214,7 +222,7 @@ def _files_by_tensor(folder: Path) -> dict[str, Path]:
     absent = [path.name for path in paths if not path.exists()]
     if absent or not paths:
         raise UsageError(f"{folder} has no {', '.join(absent) or '*.safetensors file'}")
-    return {name: path for path in paths for name in _open(path).keys()}  # noqa: SIM118 (not a dict)
+    return {name: path for path in paths for name in open_tensors(path).keys()}  # noqa: SIM118 (not a dict)
 
 
 def _shards(index: Path) -> list[str]:
@@ -228,7 +236,7 @@ def _shards(index: Path) -> list[str]:
     return sorted(set(shards.values()))
 
 
-def _open(path: Path) -> "safe_open":
+def open_tensors(path: Path) -> "safe_open":
     is_there(path, most=inf)
     try:
         return safe_open(path, framework="pt")
@@ -250,27 +258,27 @@ def _check(
     expected = {stored.name: stored.shape for parts in wanted.values() for stored in parts}
     missing = expected.keys() - files.keys()
     if missing:
-        raise UsageError(f"{folder} lacks {len(missing)} tensors: {_listed(missing)}")
+        raise UsageError(f"{folder} lacks {len(missing)} tensors: {listed(missing)}")
     surplus = {name for name in files.keys() - expected.keys() if not name.endswith(IGNORED_ENDINGS)}
     if config.tied:
         surplus -= {stored.name for stored in _stored("head.weight", torch.Size((config.vocab, config.hidden)), config)}
     if surplus:
-        raise UsageError(f"{folder} has {len(surplus)} tensors that its architecture does not know: {_listed(surplus)}")
-    handles = {path: _open(path) for path in set(files.values())}
+        raise UsageError(f"{folder} has {len(surplus)} tensors that its architecture does not know: {listed(surplus)}")
+    handles = {path: open_tensors(path) for path in set(files.values())}
     slices = {name: handles[files[name]].get_slice(name) for name in expected}
     unusable = [f"{name} is {each.get_dtype()}" for name, each in slices.items() if each.get_dtype() not in FLOATS]
     if unusable:
         raise UsageError(
-            f"{folder} has {len(unusable)} tensors that are not of {', '.join(FLOATS)}: {_listed(unusable)}"
+            f"{folder} has {len(unusable)} tensors that are not of {', '.join(FLOATS)}: {listed(unusable)}"
         )
     found = {name: tuple(each.get_shape()) for name, each in slices.items()}
     misshapen = [
         f"{name} is {found[name]}, expected {shape}" for name, shape in expected.items() if found[name] != shape
     ]
     if misshapen:
-        raise UsageError(f"{folder} has {len(misshapen)} misshapen tensors: {_listed(misshapen)}")
+        raise UsageError(f"{folder} has {len(misshapen)} misshapen tensors: {listed(misshapen)}")
 
 
-def _listed(names: Iterable[str], most: int = 4) -> str:
+def listed(names: Iterable[str], most: int = 4) -> str:
     ordered = sorted(names)
     return ", ".join(ordered[:most]) + (f" and {len(ordered) - most} more" if len(ordered) > most else "")

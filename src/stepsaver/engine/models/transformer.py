@@ -9,7 +9,7 @@ V vocabulary, L rows of context.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from stepsaver.engine.defaults import WEIGHTS, Weights
 from stepsaver.engine.models.config import ModelConfig
 from stepsaver.engine.models.linear import Embedding, Kept, Linear
 from stepsaver.engine.models.rope import Rotation, rotate, rotation_table
+
+if TYPE_CHECKING:
+    from stepsaver.engine.models.adapter import DraftAdapter
 
 
 class Projection(NamedTuple):
@@ -146,6 +149,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.draft_adapter: DraftAdapter | None = None
         self.embedding = Embedding(config.vocab, config.hidden)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config.hidden, config.norm_eps)
