@@ -79,7 +79,7 @@ baseline: fixed_True
         (GRID.replace("layers: [first, last]", 'layers: [first, "17-28"]'), "line 6: layers"),
         (GRID.replace("k: [1, 2]", "k: [1, 1]"), "line 5: config k1_first stands there twice"),
         (GRID.replace("k{k}_{layers}", "k{kk}"), "pattern uses 'kk'"),
-        (GRID.replace("layer_reuse", "layer_reus"), "line 7: unknown rule 'layer_reus'; nearest: layer_reuse"),
+        (GRID.replace("layer_reuse", "layer_reus"), "line 6: unknown rule 'layer_reus'; nearest: layer_reuse"),
         (GRID.replace('"> 1.2"', '">= 1.2"'), "line 9: success.confirm_if.speed_up: '>= 1.2' is no condition"),
         (
             GRID + "decoding: {policy: fixed, threshold: 0.9}\n",
@@ -93,7 +93,7 @@ baseline: fixed_True
         (GRID + "batch_size: 0\n", "line 11: batch_size: Input should be greater than or equal to 1"),
         (GRID + "decoding: {policy: thresh}\n", "line 11: unknown policy 'thresh'"),
         (GRID + "decoding: {polic: thresh}\n", "line 11: decoding.polic: unknown key"),
-        (GOOD.replace("name: my_rule", "name: my rule"), "configs.1.name"),
+        (GOOD.replace("name: my_rule", "name: my rule"), "configs.2.name"),
         (GOOD.replace("trim:level", "trm:level"), "line 7: unknown rule 'trm'"),
         (GOOD + "resources: {gpu: 1}\n", "resources.gpu: unknown key"),
         (GOOD + "resources: {minutes: soon}\n", "resources.minutes: "),
