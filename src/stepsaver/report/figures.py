@@ -31,7 +31,7 @@ PAPER_WIDTH, PAPER_HEIGHT, HEIGHT_PER_CONFIG, MANY_CONFIGS = 5.5, 3.4, 0.16, 12 
 PlotlyFigure = dict[str, Any]
 
 
-class Figure(NamedTuple):
+class Drawing(NamedTuple):
     name: str
     title: str
     caption: str
@@ -258,7 +258,7 @@ def _rates_for_paper(task: ReportTask, axes: Any) -> None:
     axes.legend(fontsize=7)
 
 
-ACCURACY_SPEED = Figure(
+ACCURACY_SPEED = Drawing(
     "accuracy_speed",
     "Accuracy against throughput",
     "A point per config with its 95 % intervals; throughput is the median over chunks, which one slow chunk does not "
@@ -270,7 +270,7 @@ ACCURACY_SPEED = Figure(
 )
 FIGURES = (
     ACCURACY_SPEED,
-    Figure(
+    Drawing(
         "work",
         "Where the work goes",
         "Rows summed over layers (MLP), as executed; reused ones were added from a cache or served without a forward.",
@@ -278,7 +278,7 @@ FIGURES = (
         _work_for_page,
         _work_for_paper,
     ),
-    Figure(
+    Drawing(
         "rate_over_time",
         "Throughput over time",
         "Tokens per second of each chunk, in the order in which a config's chunks ran. "

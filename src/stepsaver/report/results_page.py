@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepsaver.bench.documents import Summary
 from stepsaver.bench.durable import write_beside
 from stepsaver.bench.experiment import Experiment
 from stepsaver.engine.errors import UsageError
@@ -26,6 +27,7 @@ def result_tables(tasks: Sequence[ReportTask], published: PublishedNumbers | Non
         parts += [
             f"### {task.folder} ({first.samples} samples, {first.accuracy_metric})",
             verdict.sentence,
+            _when_and_where(first),
             "#### Complete Results Table",
             markdown(complete_table(task)),
             "#### Against the baseline",
@@ -39,6 +41,13 @@ def result_tables(tasks: Sequence[ReportTask], published: PublishedNumbers | Non
         if missing:
             parts.append(f"Not there yet: {', '.join(missing)}.")
     return "\n\n".join([*parts, "### Experiment Log", *map(log_entry, tasks)])
+
+
+def _when_and_where(first: Summary) -> str:
+    """Returns the machine, the date and how often everything was timed, in a sentence."""
+    machine = first.machine.get("device") or first.identity.device
+    sessions = "one session" if first.sessions == 1 else f"{first.sessions} sessions"
+    return f"Measured on {first.timestamp[:10]} on {machine}, batch size {first.identity.batch_size}, in {sessions}."
 
 
 def update_results(

@@ -30,7 +30,7 @@ class Proposal(NamedTuple):
     confidence: float
 
 
-class Layers(NamedTuple):
+class ShownLayers(NamedTuple):
     """Consecutive layers, first to last - 1, and the rows that each kind of work runs on."""
 
     first: int
@@ -41,7 +41,7 @@ class Layers(NamedTuple):
     mlp: str
 
 
-class Branch(TypedDict):
+class ShownBranch(TypedDict):
     """What speculative decoding drafted in case that so many tokens are accepted; taken: so many were."""
 
     accepted: int
@@ -74,8 +74,8 @@ class Frame(TypedDict):
     revealed: str
     accepted: str  # of a verification: drafted rows that it would have written itself
     rejected: str  # and those that it would not, or that come after one
-    branches: list[Branch]
-    layers: list[Layers]
+    branches: list[ShownBranch]
+    layers: list[ShownLayers]
     positions: list[int]  # in the text, whose tokens became known in this frame
     totals: Totals
 
@@ -123,7 +123,7 @@ class _Seen(NamedTuple):
     changed: Rows
     proposals: list[Proposal]
     revealed: Rows
-    branches: list[Branch]
+    branches: list[ShownBranch]
 
 
 class TraceRecorder:
@@ -150,7 +150,7 @@ class TraceRecorder:
                 event.changed,
                 proposals,
                 event.revealed,
-                [Branch(accepted=each[0], tokens=list(each[1]), is_taken=each[2]) for each in event.branches],
+                [ShownBranch(accepted=each[0], tokens=list(each[1]), is_taken=each[2]) for each in event.branches],
             )
         )
 
@@ -252,9 +252,10 @@ def _frame(
     )
 
 
-def _layers(plan: StepPlan) -> list[Layers]:
+def _layers(plan: StepPlan) -> list[ShownLayers]:
     return [
-        Layers(first, last, describe(plan.carried(last - 1)), *map(describe, rows)) for first, last, rows in plan.runs
+        ShownLayers(first, last, describe(plan.carried(last - 1)), *map(describe, rows))
+        for first, last, rows in plan.runs
     ]
 
 

@@ -113,7 +113,7 @@ def judged(attempt: Attempt, seen: Observed, limit: float) -> Attempt:
     return Attempt(**attempt.as_json() | found)
 
 
-class FreshTrials(Protocol):
+class RunsFresh(Protocol):
     """Runs candidates on fresh problems."""
 
     def affordable(self, name: str, problems: int) -> int:
@@ -125,7 +125,7 @@ class FreshTrials(Protocol):
         ...
 
 
-def confirm(attempts: Attempts, ranked: Iterable[tuple[str, Observed]], trials: FreshTrials, goal: Goal) -> None:
+def confirm(attempts: Attempts, ranked: Iterable[tuple[str, Observed]], trials: RunsFresh, goal: Goal) -> None:
     """Goes on with what has begun, then tries candidates in their order until one is confirmed."""
     for begun in [each for each in attempts.made if each.outcome == "begun"]:
         if attempts.confirmed is None:
@@ -145,7 +145,7 @@ def confirm(attempts: Attempts, ranked: Iterable[tuple[str, Observed]], trials: 
         _finish(attempts, begun, trials, goal)
 
 
-def _finish(attempts: Attempts, begun: Attempt, trials: FreshTrials, goal: Goal) -> None:
+def _finish(attempts: Attempts, begun: Attempt, trials: RunsFresh, goal: Goal) -> None:
     seen = trials.run_first(begun.name, begun.problems)
     if seen is not None:
         assert seen.problems == begun.problems, "an attempt takes the problems that are on record"
