@@ -24,7 +24,7 @@ from stepsaver.engine.rows import row_index
 from stepsaver.engine.rules.layer_reuse import group_size
 from stepsaver.engine.trace import COMPUTED_STEPS
 
-KINDS = ("masked", "just revealed", "revealed earlier")
+KINDS = ("masked", "just unmasked", "unmasked earlier")
 PARTS: tuple[Sublayer, ...] = ("attention", "mlp")
 
 

@@ -50,7 +50,7 @@ def spread(values: list[float]) -> Spread:
 
 
 def fixed_engine(model: Transformer, *, batch: int, rows_per_step: int, rules: tuple[Rule, ...] = ()) -> Engine:
-    """Returns an engine that never stops before its limit and reveals a fixed number of rows: its steps are known."""
+    """Returns an engine that never stops before its limit and unmasks a fixed number of rows: its steps are known."""
     decoding = resolve_decoding(model.config, stop_ids=())
     return Engine(model, decoder=Denoise(Fixed(rows_per_step), rules), batch_size=batch, decoding=decoding)
 

@@ -179,7 +179,7 @@ def _decoding_variant(
 
 
 def _hidden_rows(current: range, random: Random) -> set[int]:
-    """Returns all rows, all from some row on, or any of them: decoding reveals roughly from the left, but jumps."""
+    """Returns all rows, all from some row on, or any of them: decoding unmasks roughly from the left, but jumps."""
     kind = random.random()
     if kind < 0.25:
         return set(current)

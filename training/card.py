@@ -99,7 +99,7 @@ message, and no training sample had one.
 ## Accuracy
 
 Plain decoding (block cache on, no reuse), greedy, float32, all test problems; 95 % Wilson intervals.
-`autoregressive` decodes the same weights causally, blocks of one row. Tokens per step are revealed rows per denoising
+`autoregressive` decodes the same weights causally, blocks of one row. Tokens per step are unmasked rows per denoising
 step of a sample; commits do not count. All of {word_problems.TASK} at threshold 0.9 and batch 32 took
 {timed.seconds:.0f} seconds on {recipe.threads} cores that other work shared.
 

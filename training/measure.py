@@ -110,9 +110,9 @@ def measure_choices(
 
 
 def tokens_per_step(trace: Trace) -> float:
-    """Returns revealed rows per denoising step of a sample; commits and prefills reveal at most a block's first row."""
+    """Returns unmasked rows per denoising step of a sample; commits and prefills unmask at most a block's first row."""
     steps = [entry for entry in trace.entries if entry.kind in COMPUTED_STEPS]
-    return sum(entry.revealed for entry in steps) / len(steps) if steps else 1.0
+    return sum(entry.unmasked for entry in steps) / len(steps) if steps else 1.0
 
 
 def percentage(accuracy: Accuracy) -> str:

@@ -8,7 +8,7 @@ from stepsaver.extending import Rule, StepPlan, StepView, UsageError
 
 @dataclass(frozen=True)
 class RestingRows(Rule):
-    """Known rows rest `after` steps after they were revealed: they keep the keys and values that they have."""
+    """Known rows rest `after` steps after they were unmasked: they keep the keys and values that they have."""
 
     name: ClassVar[str] = "resting_rows"
     purpose: ClassVar[str] = "leave out the rows whose tokens have been known for some steps"
@@ -22,5 +22,5 @@ class RestingRows(Rule):
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if view.step == 0:  # nothing of this block has been computed yet
             return plan
-        awake = view.masked | view.changed | view.revealed_within(self.after) | plan.reads
+        awake = view.masked | view.changed | view.unmasked_within(self.after) | plan.reads
         return plan.within(awake)

@@ -311,7 +311,7 @@ def test_a_model_says_what_it_is(tiny: stepsaver.Model, tiny_folder: Path) -> No
 def test_every_public_name_is_there_and_no_other() -> None:
     assert {name for name in dir(stepsaver) if not name.startswith("_")} == set(stepsaver.__all__)
     assert stepsaver.rules()["trim"]
-    assert stepsaver.policies()["threshold"].startswith("Reveals every")
+    assert stepsaver.policies()["threshold"].startswith("Unmasks every")
     assert all(getattr(stepsaver, name) is not None for name in stepsaver.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         stepsaver.nothing  # noqa: B018

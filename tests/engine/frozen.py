@@ -112,7 +112,7 @@ def _decoded(case: Case, prompts: list[list[int]]) -> dict[str, Any]:
 
 def _steps(steps: list) -> str:
     """`full 0-7 +2, sub 4-7 +1 x2`: the kind, the positions of the block that run, how many become tokens."""
-    texts = [f"{each.kind} {describe(each.window)} +{each.revealed}" for each in steps]
+    texts = [f"{each.kind} {describe(each.window)} +{each.unmasked}" for each in steps]
     counted = [(text, len(list(group))) for text, group in groupby(texts)]
     return ", ".join(text + (f" x{count}" if count > 1 else "") for text, count in counted)
 

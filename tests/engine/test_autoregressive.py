@@ -89,7 +89,7 @@ def test_a_forward_makes_a_token_whatever_the_blocks(model: Transformer, block_s
     trace = Trace()
     options = {"block_size": block_size, "sub_block_size": 1, "trace": trace}
     (made,) = completions(model, [(5, 6, 7)], 12, Autoregressive(), **options)
-    steps = [(step.kind, step.rows, step.head_rows, step.revealed, step.context) for step in made.steps]
+    steps = [(step.kind, step.rows, step.head_rows, step.unmasked, step.context) for step in made.steps]
     if model.config.predicts == "next":  # the prompt's last token predicts the first one
         assert steps == [("prefill", 3, 1, 1, 3), *(("commit", 1, 1, 1, 4 + index) for index in range(11))]
     else:  # a masked position predicts its own token, beside the last token from the second one on

@@ -185,7 +185,7 @@ def entry(rows: int, *, sample: int = 0, before: int = 0, runs: int = LAYERS) ->
         mlp_run=runs * rows,
         mlp_reused=(LAYERS - runs) * rows,
         head_rows=rows,
-        revealed=1,
+        unmasked=1,
     )
 
 

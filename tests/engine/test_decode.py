@@ -244,19 +244,19 @@ def test_step_events_tell_the_whole_story(tiny_model: Transformer) -> None:
     events: list[StepEvent] = []
 
     def keep(event: StepEvent) -> None:
-        assert event.revealed
-        assert event.revealed & ~event.sub_block == 0
-        assert not np.isnan(event.confidence[[r for r in range(BLOCK) if event.revealed >> r & 1]]).any()
+        assert event.unmasked
+        assert event.unmasked & ~event.sub_block == 0
+        assert not np.isnan(event.confidence[[r for r in range(BLOCK) if event.unmasked >> r & 1]]).any()
         events.append(event)
 
     completion = generate(engine_of(tiny_model, stop_ids=()), [(5, 6, 7)], 20, on_step=keep)[0]
     denoising = [step for step in completion.steps if step.kind in ("full", "sub")]
     assert len(events) == len(denoising)
     assert [event.plan.kind for event in events] == [step.kind for step in denoising]
-    assert [event.revealed.bit_count() for event in events] == [step.revealed for step in denoising]
-    before = [(1 << BLOCK) - 1, *(event.revealed for event in events)]  # a new block has no stamps at all
-    for step, event, revealed_before in zip(denoising, events, before, strict=False):
-        assert event.changed == (before[0] if step.step == 0 else revealed_before)
+    assert [event.unmasked.bit_count() for event in events] == [step.unmasked for step in denoising]
+    before = [(1 << BLOCK) - 1, *(event.unmasked for event in events)]  # a new block has no stamps at all
+    for step, event, unmasked_before in zip(denoising, events, before, strict=False):
+        assert event.changed == (before[0] if step.step == 0 else unmasked_before)
 
 
 def test_finished_is_asked_after_each_block(tiny_model: Transformer) -> None:

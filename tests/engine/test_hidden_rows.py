@@ -154,12 +154,12 @@ def test_planted_faults_are_caught(tiny_model: Transformer, fault: Rule, found: 
 
 @pytest.mark.parametrize("settle", [0, 1, 3])
 def test_a_light_commit_runs_what_changed_what_settles_and_what_is_read(tiny_model: Transformer, settle: int) -> None:
-    trace, revealed = Trace(), dict[int, list[int]]()
+    trace, unmasked = Trace(), dict[int, list[int]]()
     engine = engine_of(tiny_model, (LightCommit(settle),), threshold=0.6)
-    watch = lambda event: revealed.setdefault(event.sample.block.start, []).append(event.revealed)  # noqa: E731
+    watch = lambda event: unmasked.setdefault(event.sample.block.start, []).append(event.unmasked)  # noqa: E731
     generate(engine, [(5, 6)], 30, trace=trace, on_step=watch)
     expected = []
-    for steps in revealed.values():
+    for steps in unmasked.values():
         last = 1 << BLOCK - 1  # which predicts what opens the next block
         for rows in steps[-1 - settle :]:
             last |= rows

@@ -97,8 +97,8 @@ def assert_same_rounds(steps: list[SampleStep], case: dict) -> None:
         draft, step, *ours = ours
         assert (draft.kind, draft.rows, step.kind) == ("draft", drafted, "verify")
         assert step.rows in (verified, step.drafted)  # nothing is verified behind a stop token that was drafted
-        assert step.revealed == min(accepted + 1, stop - known)
-        known += step.revealed
+        assert step.unmasked == min(accepted + 1, stop - known)
+        known += step.unmasked
     assert ours == []
 
 

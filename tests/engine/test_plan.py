@@ -185,10 +185,10 @@ def proposed(*tokens: int) -> Proposals:
 def test_a_block_opens_masked_behind_what_is_given() -> None:
     block = block_of((5, 6), last=21)
     assert block.tokens.tolist() == [5, 6, *[MASK] * 6]
-    assert [describe(each) for each in (block.masked, block.sealed, block.changed)] == ["2-7", "5-7", "0-7"]
+    assert [describe(each) for each in (block.masked, block.never_unmasked, block.changed)] == ["2-7", "5-7", "0-7"]
     assert (block.known, block.size, block.steps, block.opening) == (2, 8, 0, None)
-    assert describe(block_of((5,), last=10).sealed) == "1-7"  # a continuation that ended before
-    assert block_of((5,)).sealed == 0
+    assert describe(block_of((5,), last=10).never_unmasked) == "1-7"  # a continuation that ended before
+    assert block_of((5,)).never_unmasked == 0
 
 
 @pytest.mark.parametrize("layers", [None, 2])
@@ -200,7 +200,7 @@ def test_a_block_notes_what_a_step_computes_and_unmasks(layers: int | None) -> N
     block.note(at("2-4,8"), proposed(7, 8, 9, 30))
     assert block.opening == 30
     assert block.noted(3) == (8, np.array([-8.0]))
-    block.reveal(at("2,4"), np.array([7, MASK]))  # a scored text may hold the mask itself
+    block.unmask(at("2,4"), np.array([7, MASK]))  # a scored text may hold the mask itself
     assert [describe(each) for each in (block.masked, block.changed)] == ["3,5-7", "2"]
     assert block.tokens.tolist() == [5, 6, 7, MASK, MASK, MASK, MASK, MASK]
     block.count_step(is_last_of_sub_block=False)
@@ -210,16 +210,16 @@ def test_a_block_notes_what_a_step_computes_and_unmasks(layers: int | None) -> N
     assert block.history.last_run.tolist() == [0, 0, 0, 1, 1, 1, 1, 0]
     block.count_step(is_last_of_sub_block=True)
     assert (block.steps, block.steps_in_sub_block) == (2, 0)
-    assert [(each.step, describe(each.rows)) for each in block.reveals] == [(0, "2,4")]
+    assert [(each.step, describe(each.rows)) for each in block.unmaskings] == [(0, "2,4")]
 
 
 def test_a_position_becomes_a_token_once_and_from_what_was_computed() -> None:
     block = block_of((5,))
     with pytest.raises(AssertionError, match="computed for it"):
-        block.reveal(at("1"), np.array([7]))
+        block.unmask(at("1"), np.array([7]))
     block.note(at("1"), proposed(7))
-    with pytest.raises(AssertionError, match="revealed once"):
-        block.reveal(at("0"), np.array([7]))
+    with pytest.raises(AssertionError, match="unmasked once"):
+        block.unmask(at("0"), np.array([7]))
 
 
 def test_deltas_age_while_they_are_reused_and_changes_are_found_layer_by_layer() -> None:
@@ -256,7 +256,7 @@ def test_drift_adds_up_until_a_position_runs_everywhere_and_a_full_step_clears_i
 
 
 @pytest.mark.parametrize(
-    ("revealed", "step", "steps", "expected"),
+    ("unmasked", "step", "steps", "expected"),
     [
         ({0: "0", 1: "1-2", 2: "3"}, 3, 0, "none"),
         ({0: "0", 1: "1-2", 2: "3"}, 3, 1, "3"),
@@ -265,8 +265,8 @@ def test_drift_adds_up_until_a_position_runs_everywhere_and_a_full_step_clears_i
         ({0: "0", 2: "3"}, 4, 4, "0,3"),
     ],
 )
-def test_what_was_unmasked_in_the_last_steps(revealed: dict[int, str], step: int, steps: int, expected: str) -> None:
-    assert describe(seen("4-7", step=step, revealed=revealed).revealed_within(steps)) == expected
+def test_what_was_unmasked_in_the_last_steps(unmasked: dict[int, str], step: int, steps: int, expected: str) -> None:
+    assert describe(seen("4-7", step=step, unmasked=unmasked).unmasked_within(steps)) == expected
 
 
 def test_what_a_view_shows() -> None:

@@ -197,7 +197,7 @@ class Watched:
     def choose(self, candidates: Candidates, view: StepView) -> Rows:
         choice = self.policy.choose(candidates, view)
         assert choice, "a step makes progress"
-        assert is_subset(choice, view.candidates), "only masked rows of the sub-block are revealed"
+        assert is_subset(choice, view.candidates), "only masked rows of the sub-block are unmasked"
         assert candidates.rows == row_list(view.candidates)
         self.choices += 1
         return choice
@@ -224,4 +224,4 @@ def test_a_paced_block_takes_so_many_steps(tiny_model: Transformer, at_most: int
     decoding = resolve_decoding(tiny_model.config, sub_block_size=4, stop_ids=())
     engine = Engine(tiny_model, decoder=Denoise(Threshold(0.0, at_most)), decoding=decoding)
     (completion,) = engine.generate([tuple(range(5, 9))], max_new_tokens=4)
-    assert [step.revealed for step in completion.steps if step.kind in DENOISING] == expected
+    assert [step.unmasked for step in completion.steps if step.kind in DENOISING] == expected

@@ -99,14 +99,14 @@ def test_a_model_of_one_layer_decodes_with_every_rule_that_does_not_refuse_it(
 
 
 def test_a_changed_row_that_is_not_noted_is_found(tiny_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    reveal = BlockState.reveal
+    unmask = BlockState.unmask
 
     def forgetful(block: BlockState, rows: Rows, tokens: NDArray[np.int64]) -> None:
         changed = block.changed
-        reveal(block, rows, tokens)
+        unmask(block, rows, tokens)
         block.changed = changed
 
-    monkeypatch.setattr(BlockState, "reveal", forgetful)
+    monkeypatch.setattr(BlockState, "unmask", forgetful)
     with pytest.raises(AssertionError, match="is noted"):
         generate(engine_of(tiny_model))
 
@@ -118,7 +118,7 @@ def test_neutral_settings_are_bit_exact(tiny_model: Transformer, rules: tuple[Ru
     for with_rules in (True, False):
 
         def keep(event: StepEvent, into: list = seen[with_rules]) -> None:
-            into.append((event.plan.window, event.plan.layers, event.revealed, event.confidence.copy()))
+            into.append((event.plan.window, event.plan.layers, event.unmasked, event.confidence.copy()))
 
         # a rule that keeps deltas joins no forwards, and the same bits need the same forwards
         engine = engine_of(tiny_model, rules if with_rules else (), batch_size=2, join="off")
@@ -279,7 +279,7 @@ def test_output_mode_equals_the_sources_last_version(golden_model: Transformer, 
 
 @pytest.mark.parametrize("kv", ["refresh", "freeze"])
 def test_delta_reproduces_the_logits_if_nothing_changed(tiny_model: Transformer, kv: str) -> None:
-    """Truth 3: a policy that reveals nothing new cannot be had, so the second step is planned by hand."""
+    """Truth 3: a policy that unmasks nothing new cannot be had, so the second step is planned by hand."""
     rule = LayerReuse(k=3, layers="all", mode="delta", kv=kv)  # type: ignore[arg-type]
     engine = engine_of(tiny_model, (rule,))
     memory = engine._memory(1, 8)

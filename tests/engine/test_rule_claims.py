@@ -63,11 +63,11 @@ def engine_of(model: Transformer, *rules: Rule, policy: Any = None, batch_size: 
 
 
 def decoded(engine: Engine) -> tuple[list, list]:
-    """The texts, and what each step ran, revealed and was how sure of."""
+    """The texts, and what each step ran, unmasked and was how sure of."""
     steps: list = []
 
     def keep(event: StepEvent) -> None:
-        steps.append((event.plan.window, event.plan.layers, event.revealed, event.confidence.copy()))
+        steps.append((event.plan.window, event.plan.layers, event.unmasked, event.confidence.copy()))
 
     found = sorted(engine.generate(PROMPTS, max_new_tokens=20, on_step=keep), key=lambda each: each.index)
     return [each.ids for each in found], steps

@@ -26,7 +26,7 @@ from tests.engine.views import at, seen
 FIRST = {"masked": "4-7", "in_sub_block": 0}  # a sub-block's first step: the base plan runs the whole block, reads 3-6
 LATER = {"masked": "6-7", "in_sub_block": 2}  # it runs the sub-block, reads 5-6
 OWN = {"masked": "4-7", "in_sub_block": 1, "predicts": "self"}  # every step but the first runs the sub-block, reads 4-7
-REVEALED = {0: "0", 1: "1-2", 2: "3"}  # by step; the next one is step 3
+UNMASKED = {0: "0", 1: "1-2", 2: "3"}  # by step; the next one is step 3
 DRIFT = {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.5, 4: 0.2, 7: 0.3}  # -1 elsewhere: never measured, or its token changed
 
 # the rules, the view, and the kind and positions of the plan; hidden ones behind a stroke
@@ -52,11 +52,11 @@ WINDOWS: list[tuple[str, dict[str, Any], str]] = [
     # trim: what is read runs, then what changed, then what settles
     ("trim:settle=0", FIRST, "sub 3-6"),
     ("trim:settle=0", FIRST | {"changed": "0"}, "sub 0,3-6"),
-    ("trim:settle=0", FIRST | {"revealed": REVEALED}, "sub 3-6"),
-    ("trim:settle=0", FIRST | {"revealed": {1: "1", 2: "2"}}, "sub 2-6"),
-    ("trim", FIRST | {"revealed": REVEALED}, "sub 1-6"),
-    ("trim:settle=2", FIRST | {"revealed": REVEALED}, "sub 0-6"),
-    ("trim:settle=2", FIRST | {"revealed": REVEALED, "step": 4}, "sub 1-6"),
+    ("trim:settle=0", FIRST | {"unmasked": UNMASKED}, "sub 3-6"),
+    ("trim:settle=0", FIRST | {"unmasked": {1: "1", 2: "2"}}, "sub 2-6"),
+    ("trim", FIRST | {"unmasked": UNMASKED}, "sub 1-6"),
+    ("trim:settle=2", FIRST | {"unmasked": UNMASKED}, "sub 0-6"),
+    ("trim:settle=2", FIRST | {"unmasked": UNMASKED, "step": 4}, "sub 1-6"),
     ("trim:settle=0", FIRST | {"step": 0}, "full 0-7"),
     ("trim:settle=0", LATER, "sub 5-6"),
     ("trim:settle=0", OWN | {"masked": "5,7"}, "sub 5,7"),
@@ -108,18 +108,18 @@ WINDOWS: list[tuple[str, dict[str, Any], str]] = [
     ),
 ]
 
-# the rule, which positions were revealed at which step, which changed; the commit's positions, after three steps
+# the rule, which positions were unmasked at which step, which changed; the commit's positions, after three steps
 COMMITS: list[tuple[str, dict[int, str], str, str]] = [
-    ("light_commit:settle=0", REVEALED, "", "3,7"),  # the last row is read
-    ("light_commit:settle=0", REVEALED, "0,5", "0,3,5,7"),
-    ("light_commit", REVEALED, "", "1-3,7"),
-    ("light_commit:settle=2", REVEALED, "", "0-3,7"),
-    ("light_commit:settle=all", REVEALED, "", "0-7"),
-    ("trim", REVEALED, "", "0-7"),
-    ("near_rows", REVEALED, "", "0-7"),
-    ("previous_row", REVEALED, "", "0-7"),
-    ("layer_reuse:k=2", REVEALED, "", "0-7"),
-    ("adaptive_layers:probe=1", REVEALED, "", "0-7"),
+    ("light_commit:settle=0", UNMASKED, "", "3,7"),  # the last row is read
+    ("light_commit:settle=0", UNMASKED, "0,5", "0,3,5,7"),
+    ("light_commit", UNMASKED, "", "1-3,7"),
+    ("light_commit:settle=2", UNMASKED, "", "0-3,7"),
+    ("light_commit:settle=all", UNMASKED, "", "0-7"),
+    ("trim", UNMASKED, "", "0-7"),
+    ("near_rows", UNMASKED, "", "0-7"),
+    ("previous_row", UNMASKED, "", "0-7"),
+    ("layer_reuse:k=2", UNMASKED, "", "0-7"),
+    ("adaptive_layers:probe=1", UNMASKED, "", "0-7"),
 ]
 
 WHOLE = ("0-7", "0-7", "0-7")
@@ -163,11 +163,11 @@ def test_the_positions_that_a_rule_leaves_in_a_step(rules: str, view: dict[str, 
         assert {rows for layer in plan.layers[:-1] for rows in layer} == {plan.window}
 
 
-@pytest.mark.parametrize(("rule", "revealed", "changed", "expected"), COMMITS)
+@pytest.mark.parametrize(("rule", "unmasked", "changed", "expected"), COMMITS)
 def test_the_positions_that_a_rule_leaves_in_a_commit(
-    rule: str, revealed: dict[int, str], changed: str, expected: str
+    rule: str, unmasked: dict[int, str], changed: str, expected: str
 ) -> None:
-    plan = plan_commit(seen("", revealed=revealed, changed=changed), rules_of(rule))
+    plan = plan_commit(seen("", unmasked=unmasked, changed=changed), rules_of(rule))
     assert shown(plan) == f"commit {expected}"
     assert row_list(plan.reads) == (7,)
 

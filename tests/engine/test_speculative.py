@@ -314,7 +314,7 @@ def test_drafts_that_are_always_wrong_make_a_token_a_round_and_are_soon_short() 
     (made,) = engine_of(model, AlwaysWrong(20, 8)).generate([(5, 6, 7)], max_new_tokens=40)
     assert [made.ids] == autoregressive(model, [(5, 6, 7)], 40)
     rounds = [step for step in made.steps if step.kind == "verify"]
-    assert sum(step.revealed == 1 for step in rounds) >= 0.9 * len(rounds)
+    assert sum(step.unmasked == 1 for step in rounds) >= 0.9 * len(rounds)
     assert rounds[-1].drafted <= rounds[1].drafted
 
 
@@ -347,7 +347,7 @@ def test_a_forward_has_no_more_positions_than_its_budget_and_more_positions_save
         assert {step.kind for step in made.steps} == {"prefill", "verify"}
         assert max(step.rows for step in rounds) <= positions
         assert trace.forwards == len(rounds)  # the prompt's forward is the first round's
-        assert sum(step.revealed for step in rounds) == len(made.ids)
+        assert sum(step.unmasked for step in rounds) == len(made.ids)
         forwards.append(len(rounds))
     assert sorted(forwards, reverse=True) == forwards
     assert forwards[-1] < 0.5 * forwards[0]
@@ -361,7 +361,7 @@ def test_no_position_runs_whose_prediction_nobody_needs() -> None:
     drafts = [step for step in made.steps if step.kind == "draft"]
     assert all(step.rows == step.head_rows <= 16 for step in drafts)
     last = [step for step in made.steps if step.kind == "verify"][-1]
-    assert last.revealed == last.rows == last.drafted < 16
+    assert last.unmasked == last.rows == last.drafted < 16
 
 
 def test_events_tell_the_branches_and_which_was_taken() -> None:
@@ -376,7 +376,7 @@ def test_events_tell_the_branches_and_which_was_taken() -> None:
             count = len(event.tokens) - 2
             assert event.start == events[before].start + branch.accepted + 1
             assert event.tokens[1 : 1 + count].tolist() == list(branch.tokens[:count])
-    written = [token for event in events for token in event.proposed[1 : 1 + event.revealed.bit_count()].tolist()]
+    written = [token for event in events for token in event.proposed[1 : 1 + event.unmasked.bit_count()].tolist()]
     assert written == ids
 
 

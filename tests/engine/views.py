@@ -7,7 +7,7 @@ import numpy as np
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.prediction import PREDICTIONS, Predicts
 from stepsaver.engine.rows import Rows, row_index, rows_between
-from stepsaver.engine.state import Reveal, new_block
+from stepsaver.engine.state import Unmasking, new_block
 from stepsaver.engine.view import StepView, step_view
 
 MASK = 1
@@ -30,7 +30,7 @@ def seen(
     step: int = 3,
     in_sub_block: int = 1,
     changed: str = "",
-    revealed: Mapping[int, str] | None = None,  # by step
+    unmasked: Mapping[int, str] | None = None,  # by step
     drift: Mapping[int, float] | None = None,  # by position, as is the next one
     confidence: Mapping[int, float] | None = None,
     last_run: Mapping[int, int] | None = None,
@@ -48,7 +48,7 @@ def seen(
     block.masked, block.changed = at(masked), at(changed)
     block.tokens[row_index(block.masked)] = MASK
     block.steps, block.steps_in_sub_block = step, in_sub_block
-    block.reveals = [Reveal(when, at(rows)) for when, rows in (revealed or {}).items()]
+    block.unmaskings = [Unmasking(when, at(rows)) for when, rows in (unmasked or {}).items()]
     block.drift_since_full = drift_since_full
     history = block.history
     history.last_run[:] = step - 1

@@ -74,5 +74,5 @@ class ScriptedEngine:
 
 def _forward(index: int) -> ForwardRecord:
     plan = prefill_plan(BLOCK, reads_last=True, layers=1)
-    entry = sample_step(index, plan, step=0, context=BLOCK, revealed=1, recomputed_context=0)
+    entry = sample_step(index, plan, step=0, context=BLOCK, unmasked=1, recomputed_context=0)
     return ForwardRecord(0.5, 0.5, LayersRun(1, 1, 1), (entry,), 0)

@@ -35,10 +35,10 @@ def test_frames_replay_the_text_and_add_up(tiny_model: Transformer, rules: tuple
         assert [frame["kind"] for frame in run["frames"]] == [step.kind for step in completion.steps]
         text = dict(enumerate(completion.ids, len(prompt)))
         for frame in run["frames"]:
-            revealed = rows_of(frame["revealed"])
+            unmasked = rows_of(frame["unmasked"])
             proposed = {row: token for row, token, _ in frame["proposals"]}
-            assert all(text.get(frame["start"] + row, proposed[row]) == proposed[row] for row in revealed)
-            assert set(revealed) <= set(rows_of(frame["sub_block"]))
+            assert all(text.get(frame["start"] + row, proposed[row]) == proposed[row] for row in unmasked)
+            assert set(unmasked) <= set(rows_of(frame["sub_block"]))
         known = [position for frame in run["frames"] for position in frame["positions"]]
         assert sorted(known) == sorted(text)
         totals = run["frames"][-1]["totals"]
@@ -114,7 +114,7 @@ def test_changed_rows_are_those_revealed_before(tiny_model: Transformer) -> None
         if frame["kind"] == "commit":
             before = None
             continue
-        assert frame["changed"] == (before["revealed"] if before else "none")
+        assert frame["changed"] == (before["unmasked"] if before else "none")
         before = frame
 
 
@@ -166,7 +166,7 @@ def test_a_prefill_that_predicts_gives_the_first_token(tiny_model: Transformer) 
 
 
 @pytest.mark.parametrize(
-    ("written", "revealed", "accepted", "rejected"),
+    ("written", "unmasked", "accepted", "rejected"),
     [
         ([11, 12, 13, 14], 4, "1-3", "none"),  # all of the draft, and a token more
         ([11, 12, 99, 98], 3, "1-2", "3"),  # two, and its own token instead of the third
@@ -174,16 +174,16 @@ def test_a_prefill_that_predicts_gives_the_first_token(tiny_model: Transformer) 
     ],
 )
 def test_a_verification_says_which_drafted_rows_it_kept(
-    tiny_model: Transformer, written: list[int], revealed: int, accepted: str, rejected: str
+    tiny_model: Transformer, written: list[int], unmasked: int, accepted: str, rejected: str
 ) -> None:
     layers = tiny_model.config.layers
     plan = commit_plan(4, layers=layers)
     proposals = [Proposal(row, token, 0.5) for row, token in enumerate(written, 1)]
-    seen = _Seen(plan, 16, [10, 11, 12, 13, 0], 0b11110, 0, proposals, rows_between(1, revealed + 1), [])
+    seen = _Seen(plan, 16, [10, 11, 12, 13, 0], 0b11110, 0, proposals, rows_between(1, unmasked + 1), [])
     step = traced(engine_of(tiny_model))[0][0].steps[-1]._replace(kind="verify")
     frame = _denoising_frame(step, seen)
     assert (frame["accepted"], frame["rejected"]) == (accepted, rejected)
-    assert frame["positions"] == list(range(17, 17 + revealed))
+    assert frame["positions"] == list(range(17, 17 + unmasked))
     other = _denoising_frame(step._replace(kind="full"), seen)
     assert (other["accepted"], other["rejected"]) == ("none", "none")
 
@@ -198,11 +198,11 @@ def test_frames_of_drafts_replay_the_text(tiny_model: Transformer, fields: str) 
         assert sorted(position for frame in run["frames"] for position in frame["positions"]) == sorted(words)
         for frame in (each for each in run["frames"] if each["kind"] == "verify"):
             written = {row: token for row, token, _ in frame["proposals"]}
-            accepted, rejected, revealed = (rows_of(frame[name]) for name in ("accepted", "rejected", "revealed"))  # type: ignore[literal-required]
+            accepted, rejected, unmasked = (rows_of(frame[name]) for name in ("accepted", "rejected", "unmasked"))  # type: ignore[literal-required]
             first = next(row for row in range(len(frame["tokens"])) if row in rows_of(frame["sub_block"]))
-            assert revealed == list(range(first, first + len(accepted) + 1))[: len(revealed)]
+            assert unmasked == list(range(first, first + len(accepted) + 1))[: len(unmasked)]
             assert all(frame["tokens"][row] == written[row] for row in accepted)
-            assert all(words.get(frame["start"] + row, written[row]) == written[row] for row in revealed)
+            assert all(words.get(frame["start"] + row, written[row]) == written[row] for row in unmasked)
             assert not rejected or rejected[0] == first + len(accepted)
             taken = [each for each in frame["branches"] if each["is_taken"]]
             assert [each["accepted"] for each in taken] == [len(accepted)][: len(taken)]

@@ -83,7 +83,7 @@ def test_drafts_and_their_verification_can_be_shown(tiny_model: Transformer, tex
         (marks,) = (line for line in lines if line.lstrip().startswith("row "))
         rejected = marks.count("✗")
         drafted = event.masked.bit_count() - 1
-        assert rejected == (max(0, drafted - event.revealed.bit_count()) if "verif" in lines[0] else 0)
+        assert rejected == (max(0, drafted - event.unmasked.bit_count()) if "verif" in lines[0] else 0)
         assert sum(" accepted: " in line for line in lines) == len(event.branches)
         shown.setdefault(lines[0].split(" · ")[2], []).append(marks)
 

@@ -30,7 +30,7 @@ from stepsaver.engine.trace import Trace
 from stepsaver.evaluation.open_model import OpenModel
 
 NEW_TOKENS = 64
-ROWS_PER_STEP = 2  # that are revealed where steps are timed: about as many as with the 7B model
+ROWS_PER_STEP = 2  # that are unmasked where steps are timed: about as many as with the 7B model
 CONTROL = ("layer_reuse:k=1",)  # leaves nothing out: the tokens must be those without rules
 RULES = ("previous_row:refresh=block", "trim:level=changed", "near_rows", "light_commit")
 READ_ROWS = 8  # rows of each prompt whose logits are compared

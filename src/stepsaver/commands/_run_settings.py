@@ -25,7 +25,7 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--metric", metavar="M", help="what counts as accuracy, `metric,filter` of lm-eval's results")
     group.add_argument("--max-new-tokens", type=int, metavar="N", help="of an answer, whatever the task's own limit")
     group.add_argument("--decode", metavar="D", help="the decoder of configs that name none")
-    group.add_argument("--threshold", type=float, metavar="X", help="reveal rows surer than this")
+    group.add_argument("--threshold", type=float, metavar="X", help="unmask rows surer than this")
     group.add_argument("--policy", metavar="P", help="the decode policy of configs that name none")
     group.add_argument("--batch-size", type=int, metavar="N", help="samples decoded together")
     group.add_argument(

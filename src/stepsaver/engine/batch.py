@@ -73,7 +73,7 @@ class StepEvent(NamedTuple):
     masked: Rows  # before the step
     proposed: NDArray[np.int64]
     confidence: NDArray[np.float64]
-    revealed: Rows
+    unmasked: Rows
     unruled: StepPlan  # what the step would run if there were no rules
     branches: tuple[Branch, ...] = ()
 
@@ -81,7 +81,7 @@ class StepEvent(NamedTuple):
 class Outcome(NamedTuple):
     """What a step led to: how many rows became tokens, and the event for `on_step`."""
 
-    revealed: int
+    unmasked: int
     event: StepEvent | None = None
     guess: Literal["right", "wrong"] | None = None  # for a step that ran before its block's first token was known
     drafted: int = 0  # tokens that were verified

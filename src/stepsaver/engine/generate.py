@@ -100,7 +100,7 @@ def _entry(batch: BatchContext, scheduled: ScheduledStep, outcome: Outcome, *, f
         step=view.step if view else 0,
         step_in_sub_block=view.steps_in_sub_block if view else 0,
         context=step.seen,
-        revealed=outcome.revealed,
+        unmasked=outcome.unmasked,
         recomputed_context=step.start if recomputes else 0,
         drafted=outcome.drafted,
         forward=forward,

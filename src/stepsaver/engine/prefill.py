@@ -50,7 +50,7 @@ class Contexts:
         def act(run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
             if is_last:
                 _hand_on(self.batch, samples, proposals[0])
-            return [Outcome(revealed=len(proposals[0].tokens))]
+            return [Outcome(unmasked=len(proposals[0].tokens))]
 
         return StepGroup([scheduled], act)
 

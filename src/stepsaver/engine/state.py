@@ -18,7 +18,7 @@ NEVER = -1  # the stamp of a row that has not been computed in this block yet
 
 
 class Writer:
-    """Chooses the tokens of revealed rows. Generation writes what the model proposes; scoring has its own writer."""
+    """Chooses the tokens of unmasked rows. Generation writes what the model proposes; scoring has its own writer."""
 
     shares_contexts: ClassVar[bool] = False  # with other requests that have the same context
     has_targets: ClassVar[bool] = False  # whether there are tokens to score
@@ -134,7 +134,7 @@ class LayerHistory(NamedTuple):
             ages[layers, row_index(ran)] = 0
 
 
-class Reveal(NamedTuple):
+class Unmasking(NamedTuple):
     step: int  # of the block
     rows: Rows
 
@@ -146,7 +146,7 @@ class BlockState:
     start: int  # absolute position of row 0
     tokens: NDArray[np.int64]
     masked: Rows
-    sealed: Rows  # masked rows that will never be revealed: those after a continuation that is scored
+    never_unmasked: Rows  # masked rows that will never be unmasked: those after a continuation that is scored
     changed: Rows  # rows whose token differs from the one their keys and values were computed with, in any layer
     by_layer: LayerHistory | None  # None: not needed, and all layers rewrite the keys and values of the same rows
     proposed: NDArray[np.int64]  # per row, the last token proposed for it
@@ -154,7 +154,7 @@ class BlockState:
     history: RowHistory
     steps: int = 0  # denoising steps so far, full, sub and reused
     steps_in_sub_block: int = 0
-    reveals: list[Reveal] = field(default_factory=list)  # by step, ascending
+    unmaskings: list[Unmasking] = field(default_factory=list)  # by step, ascending
     target_scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of rows with targets
     opening: int | None = None  # the token that the next block would open with, by the last step
     drift_since_full: float = 0.0  # sum over the steps since the last full one of the mean drift of recomputed rows
@@ -183,14 +183,14 @@ class BlockState:
         """The token last proposed for a row, and the scores of its targets."""
         return int(self.proposed[row]), self.target_scores[row]
 
-    def reveal(self, rows: Rows, tokens: NDArray[np.int64]) -> None:
-        assert rows & ~self.masked == NO_ROWS, "a row is revealed once"
+    def unmask(self, rows: Rows, tokens: NDArray[np.int64]) -> None:
+        assert rows & ~self.masked == NO_ROWS, "a row is unmasked once"
         index = row_index(rows)
-        assert not np.isnan(self.confidence[index]).any(), "a row is revealed from logits that a step computed for it"
+        assert not np.isnan(self.confidence[index]).any(), "a row is unmasked from logits that a step computed for it"
         differing = index[self.tokens[index] != tokens]  # a scored text may contain the mask token itself
         self.changed |= rows if len(differing) == len(index) else sum(1 << row for row in differing.tolist())
         self.tokens[index] = tokens
-        self.reveals.append(Reveal(self.steps, rows))
+        self.unmaskings.append(Unmasking(self.steps, rows))
         self.masked &= ~rows
 
     def count_step(self, *, is_last_of_sub_block: bool) -> None:
@@ -240,7 +240,7 @@ def new_block(
         start=start,
         tokens=tokens,
         masked=masked,
-        sealed=NO_ROWS if last is None else masked & ~rows_between(0, max(0, last - start)),
+        never_unmasked=NO_ROWS if last is None else masked & ~rows_between(0, max(0, last - start)),
         changed=rows_between(0, size),
         by_layer=None if layers is None else _new_history(layers, size),
         proposed=np.full(size, decoding.mask_id, dtype=np.int64),

@@ -27,7 +27,7 @@ class SampleStep(NamedTuple):
     mlp_run: int
     mlp_reused: int
     head_rows: int
-    revealed: int  # rows that became tokens
+    unmasked: int  # rows that became tokens
     recomputed_context: int = 0  # rows of context run again because the prefix cache is off
     window: Rows = NO_ROWS  # the rows that ran, numbered within its block
     drafted: int = 0  # tokens that were verified
@@ -70,7 +70,7 @@ class Trace:
     def add_single_forward(self, seconds: float, plans: Sequence[StepPlan], first_sample: int) -> None:
         """Records a forward of all layers outside the decode loop: for scores by one forward."""
         entries = tuple(
-            sample_step(first_sample + index, plan, step=0, context=plan.rows, revealed=0, recomputed_context=0)
+            sample_step(first_sample + index, plan, step=0, context=plan.rows, unmasked=0, recomputed_context=0)
             for index, plan in enumerate(plans)
         )
         layers = len(plans[0].layers)
@@ -132,7 +132,7 @@ def sample_step(
     step: int,
     step_in_sub_block: int = 0,
     context: int,
-    revealed: int,
+    unmasked: int,
     recomputed_context: int,
     drafted: int = 0,
     forward: int = 0,
@@ -151,7 +151,7 @@ def sample_step(
         mlp_run=plan.mlp_run,
         mlp_reused=plan.mlp_reused,
         head_rows=plan.reads.bit_count(),
-        revealed=revealed,
+        unmasked=unmasked,
         recomputed_context=recomputed_context,
         window=plan.window,
         drafted=drafted,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from stepsaver.engine.prediction import NEXT, Prediction
 from stepsaver.engine.rows import NO_ROWS, Rows, first_row, row_index, rows_between
-from stepsaver.engine.state import Ages, BlockState, LayerHistory, Reveal, RowHistory, Stamps
+from stepsaver.engine.state import Ages, BlockState, LayerHistory, RowHistory, Stamps, Unmasking
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class StepView:
     step: int  # denoising steps of this block so far
     tokens: NDArray[np.int64]
     masked: Rows
-    sealed: Rows
+    never_unmasked: Rows
     changed: Rows  # rows whose token differs from the one their keys and values were computed with, in any layer
     by_layer: LayerHistory | None  # kept if deltas are kept or steps are checked
-    reveals: list[Reveal]
+    unmaskings: list[Unmasking]
     confidence: NDArray[np.float64]
     history: RowHistory
     steps_in_sub_block: int
@@ -66,26 +66,26 @@ class StepView:
 
     @cached_property
     def sub_block(self) -> Rows:
-        """The sub-block being decoded: the first one with a row to reveal."""
-        start = first_row(self.masked & ~self.sealed) // self.sub_block_size * self.sub_block_size
+        """The sub-block being decoded: the first one with a row to unmask."""
+        start = first_row(self.masked & ~self.never_unmasked) // self.sub_block_size * self.sub_block_size
         return rows_between(start, start + self.sub_block_size)
 
     @cached_property
     def candidates(self) -> Rows:
-        """The rows that a step may reveal: the masked rows of the sub-block."""
-        return self.sub_block & self.masked & ~self.sealed
+        """The rows that a step may unmask: the masked rows of the sub-block."""
+        return self.sub_block & self.masked & ~self.never_unmasked
 
     def is_proposed(self, rows: Rows) -> bool:
         """Whether a step has proposed a token for each of some rows. Rows that were left out so far have none."""
         return not bool(np.isnan(self.confidence[row_index(rows)]).any())
 
-    def revealed_within(self, steps: int) -> Rows:
-        """Rows that were revealed in the last `steps` steps of the block."""
+    def unmasked_within(self, steps: int) -> Rows:
+        """Rows that were unmasked in the last `steps` steps of the block."""
         rows = NO_ROWS
-        for reveal in reversed(self.reveals):
-            if self.step - reveal.step > steps:
+        for unmasking in reversed(self.unmaskings):
+            if self.step - unmasking.step > steps:
                 break
-            rows |= reveal.rows
+            rows |= unmasking.rows
         return rows
 
 
@@ -100,10 +100,10 @@ def step_view(
         step=block.steps,
         tokens=block.tokens,
         masked=block.masked,
-        sealed=block.sealed,
+        never_unmasked=block.never_unmasked,
         changed=block.changed,
         by_layer=block.by_layer,
-        reveals=block.reveals,
+        unmaskings=block.unmaskings,
         confidence=block.confidence,
         history=block.history,
         steps_in_sub_block=block.steps_in_sub_block,

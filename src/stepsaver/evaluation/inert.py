@@ -88,7 +88,7 @@ def most_steps(
 ) -> int:
     """The most denoising steps that any one block of a request can take.
 
-    Every step reveals at least one row, so this is the number of rows to reveal in the block. If the context predicts a
+    Every step unmasks at least one row, so this is the number of rows to unmask in the block. If the context predicts a
     block's first token, that row does not count: the prefill or the commit before the block scores it.
     """
     # an empty context becomes one token; after a causal context, blocks start right behind it

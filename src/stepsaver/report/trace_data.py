@@ -71,7 +71,7 @@ class Frame(TypedDict):
     sub_block: str
     changed: str
     proposals: list[Proposal]
-    revealed: str
+    unmasked: str
     accepted: str  # of a verification: drafted rows that it would have written itself
     rejected: str  # and those that it would not, or that come after one
     branches: list[ShownBranch]
@@ -122,7 +122,7 @@ class _Seen(NamedTuple):
     sub_block: Rows
     changed: Rows
     proposals: list[Proposal]
-    revealed: Rows
+    unmasked: Rows
     branches: list[ShownBranch]
 
 
@@ -149,7 +149,7 @@ class TraceRecorder:
                 event.sub_block,
                 event.changed,
                 proposals,
-                event.revealed,
+                event.unmasked,
                 [ShownBranch(accepted=each[0], tokens=list(each[1]), is_taken=each[2]) for each in event.branches],
             )
         )
@@ -161,7 +161,7 @@ class TraceRecorder:
     def _run(self, prompt: Sequence[int], completion: Completion) -> Run:
         frames = list(self._frames(prompt, completion))
         text = range(len(prompt), len(prompt) + len(completion.ids))
-        for frame in frames:  # rows after the stop token are revealed too, and belong to no text
+        for frame in frames:  # rows after the stop token are unmasked too, and belong to no text
             frame["positions"] = [position for position in frame["positions"] if position in text]
         steps = zip(completion.steps, accumulate(len(frame["positions"]) for frame in frames), strict=True)
         for frame, totals in zip(frames, _totals(steps), strict=True):
@@ -178,14 +178,14 @@ class TraceRecorder:
         for step in completion.steps:
             if step.kind == "prefill":
                 start, stop = step.context - step.rows, step.context
-                yield _frame(step, start, [], positions=[stop] if step.revealed else [])
+                yield _frame(step, start, [], positions=[stop] if step.unmasked else [])
             elif step.kind == "commit":
                 start = step.context - size
                 if last is not None and last.start == start:
                     tokens = _after(last)
                 else:  # a block of one row is known without a step
                     tokens = [*prompt, *completion.ids][start : start + size]
-                positions = [start + size] if step.revealed else []
+                positions = [start + size] if step.unmasked else []
                 yield _frame(step, start, tokens, plan=commit.within(step.window), positions=positions)
             else:
                 last = next(seen)
@@ -195,7 +195,7 @@ class TraceRecorder:
 def _after(step: _Seen) -> list[int]:
     tokens = list(step.tokens)
     for row, token, _ in step.proposals:
-        if step.revealed >> row & 1:
+        if step.unmasked >> row & 1:
             tokens[row] = token
     return tokens
 
@@ -206,13 +206,13 @@ def _denoising_frame(step: SampleStep, seen: _Seen) -> Frame:
         seen.start,
         seen.tokens,
         plan=seen.plan,
-        positions=[seen.start + row for row in row_list(seen.revealed)],
+        positions=[seen.start + row for row in row_list(seen.unmasked)],
     )
     frame["sub_block"] = describe(seen.sub_block)
     # in a block's first step nothing has been computed before, so nothing can have changed
     frame["changed"] = describe(seen.changed if step.step else NO_ROWS)
     frame["proposals"] = seen.proposals
-    frame["revealed"] = describe(seen.revealed)
+    frame["unmasked"] = describe(seen.unmasked)
     frame["branches"] = seen.branches
     if step.kind == "verify":
         frame["accepted"], frame["rejected"] = map(describe, _verified(seen))
@@ -226,7 +226,7 @@ def _verified(seen: _Seen) -> tuple[Rows, Rows]:
     """
     drafted = seen.sub_block & ~rows_between(len(seen.tokens) - 1, len(seen.tokens))
     same = sum(1 << row for row, token, _ in seen.proposals if seen.tokens[row] == token)
-    accepted = drafted & seen.revealed & same
+    accepted = drafted & seen.unmasked & same
     return accepted, drafted & ~accepted
 
 
@@ -242,7 +242,7 @@ def _frame(
         sub_block=describe(NO_ROWS),
         changed=describe(NO_ROWS),
         proposals=[],
-        revealed=describe(NO_ROWS),
+        unmasked=describe(NO_ROWS),
         accepted=describe(NO_ROWS),
         rejected=describe(NO_ROWS),
         branches=[],
@@ -277,7 +277,7 @@ _NO_TOTALS = Totals(tokens=0, forwards=0, attention_run=0, attention_reused=0, m
 
 
 def first_difference(prompt: Sequence[int], runs: Sequence[Run]) -> Difference | None:
-    """Returns where two runs first differ, in the order of decoding: later rows may be revealed before earlier ones."""
+    """Returns where two runs first differ, in the order of decoding: later rows may be unmasked before earlier ones."""
     if len(runs) < 2:
         return None
     one, other = (run["ids"] for run in runs)

@@ -20,7 +20,7 @@ from stepsaver.engine.state import Sample
 TEXT_TOKENS, TEXT_LINES = 400, 8  # that are shown of the text's end
 MASK, HIDDEN = "░", "┄"
 COMPUTED, CHANGED, PARTLY, REUSED, KEYS, SKIPPED = "blue", "dark_orange", "cyan", "green", "grey50", "grey23"
-REVEALED = "bold black on yellow"
+UNMASKED = "bold black on yellow"
 KINDS = {
     "full": "full step",
     "sub": "sub-block step",
@@ -81,7 +81,7 @@ class Watch:
         plan, sample = event.plan, event.sample
         return Text(
             f"sample {sample.index + 1} of {self._samples} · block at position {event.start} · "
-            f"{KINDS[plan.kind]} · {plan.rows} rows · {event.revealed.bit_count()} revealed",
+            f"{KINDS[plan.kind]} · {plan.rows} rows · {event.unmasked.bit_count()} unmasked",
             style="bold",
         )
 
@@ -99,7 +99,7 @@ class Watch:
                 words.append(MASK, _confidence_style(float(event.confidence[row]) if is_here else nan))
             else:
                 is_given = position < len(sample.request.prompt)
-                style = REVEALED if is_here and event.revealed >> row & 1 else "dim" if is_given else ""
+                style = UNMASKED if is_here and event.unmasked >> row & 1 else "dim" if is_given else ""
                 words.append(self._printable(token), style)
         console = self._live.console
         return Text("\n").join(words.wrap(console, console.width)[-TEXT_LINES:])
@@ -153,7 +153,7 @@ def _legend() -> Text:
 
 
 def _row_mark(event: StepEvent, row: int, width: int) -> tuple[str, str]:
-    if event.revealed >> row & 1:
+    if event.unmasked >> row & 1:
         return "◆".ljust(width), "bold yellow"
     if event.plan.hidden >> row & 1:
         return HIDDEN.ljust(width), SKIPPED

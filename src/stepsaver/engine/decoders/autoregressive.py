@@ -69,4 +69,4 @@ class Autoregressive(Decoder):
         if not scheduled.block.masked:
             return [self.commit(batch, scheduled, proposed)]
         self.open(batch, scheduled.sample, proposed)  # the first token after a prompt that predicts none
-        return [Outcome(revealed=len(proposed.tokens))]
+        return [Outcome(unmasked=len(proposed.tokens))]

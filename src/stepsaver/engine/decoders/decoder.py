@@ -28,7 +28,7 @@ class Decoder(ABC):
 
     @property
     def policy(self) -> Policy | None:
-        """Which positions a step reveals; None: there are no denoising steps to choose for."""
+        """Which positions a step unmasks; None: there are no denoising steps to choose for."""
         return None
 
     @property
@@ -89,7 +89,7 @@ class Decoder(ABC):
         """Makes a committed block part of the context, and opens the next one."""
         step.sample.context += step.block.tokens.tolist()
         self.open(batch, step.sample, proposed)
-        return Outcome(revealed=len(proposed.tokens))
+        return Outcome(unmasked=len(proposed.tokens))
 
     def end_if_over(self, batch: BatchContext, sample: Sample, *, new: int) -> None:
         """Ends the sample at a stop token, at its limit, or where `finished` says so. `new` tokens of its block have

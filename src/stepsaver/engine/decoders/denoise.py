@@ -27,7 +27,7 @@ DEFAULT = Threshold()
 
 @dataclass(frozen=True)
 class Denoise(Decoder):
-    """The policy chooses which rows a step reveals. The rules choose what it computes.
+    """The policy chooses which rows a step unmasks. The rules choose what it computes.
 
     Where commits are joined, a commit's forward also runs the next block's first step. The first token of that block is
     guessed: it is what the last step read from the last row. The commit then tells whether the guess was right; if not,
@@ -35,7 +35,7 @@ class Denoise(Decoder):
     """
 
     name: ClassVar[str] = "block"
-    purpose: ClassVar[str] = "block diffusion: a policy reveals tokens step by step, and rules leave work out"
+    purpose: ClassVar[str] = "block diffusion: a policy unmasks tokens step by step, and rules leave work out"
     asks_after_every_token: ClassVar[bool] = False
 
     policy: Policy = DEFAULT
@@ -52,9 +52,9 @@ class Denoise(Decoder):
         check_rules(self.rules, decoding, layers)
 
     def next_steps(self, batch: BatchContext, sample: Sample) -> list[ScheduledStep]:
-        """A denoising step, or, if no row is left to reveal, the commit, maybe with the next block's first step."""
+        """A denoising step, or, if no row is left to unmask, the commit, maybe with the next block's first step."""
         block = sample.block
-        if block.masked & ~block.sealed:
+        if block.masked & ~block.never_unmasked:
             return [self._denoise(batch, sample, block)]
         view = view_of(batch, block)
         scheduled = [_scheduled(batch, sample, block, view, plan_commit(view, self.rules))]
@@ -71,7 +71,7 @@ class Denoise(Decoder):
         return _scheduled(batch, sample, block, view, plan)
 
     def _guessed_block(self, batch: BatchContext, sample: Sample) -> BlockState | None:
-        """The block after the one being committed, if the guess is right; None without a guess or rows to reveal."""
+        """The block after the one being committed, if the guess is right; None without a guess or rows to unmask."""
         block, writer = sample.block, sample.request.writer
         start = block.start + block.size
         given: tuple[int, ...] = ()
@@ -81,13 +81,13 @@ class Denoise(Decoder):
                 return None
             given = wanted
         following = fresh_block(batch, sample.request, start, given)
-        is_needed = start + len(given) < sample.request.end and following.masked & ~following.sealed
+        is_needed = start + len(given) < sample.request.end and following.masked & ~following.never_unmasked
         return following if is_needed else None
 
     def take(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
-        """Reveals rows after a denoising step; after a commit, goes on with the next block."""
+        """Unmasks rows after a denoising step; after a commit, goes on with the next block."""
         if run[0].plan.kind != "commit":
-            return [self._reveal(batch, run[0], proposals[0])]
+            return [self._unmask(batch, run[0], proposals[0])]
         outcomes = [self.commit(batch, run[0], proposals[0])]
         for step, proposed in zip(run[1:], proposals[1:], strict=True):
             outcomes.append(self._follow(batch, step, proposed))
@@ -99,9 +99,9 @@ class Denoise(Decoder):
         if sample.is_finished or not np.array_equal(sample.block.tokens, step.block.tokens):
             return Outcome(0, guess="wrong")
         sample.block = step.block
-        return self._reveal(batch, step, proposed)._replace(guess="right")
+        return self._unmask(batch, step, proposed)._replace(guess="right")
 
-    def _reveal(self, batch: BatchContext, step: ScheduledStep, proposed: Proposals) -> Outcome:
+    def _unmask(self, batch: BatchContext, step: ScheduledStep, proposed: Proposals) -> Outcome:
         """Lets the policy choose among new and earlier proposals, and puts tokens into the chosen rows."""
         sample, block, view = step.sample, step.block, step.view
         assert view is not None
@@ -112,7 +112,7 @@ class Denoise(Decoder):
         confidences = tuple(block.confidence[row_index(view.candidates)].tolist())
         chosen = self._choose(Candidates(rows, confidences), view)
         write = sample.request.writer.write
-        block.reveal(chosen, np.array([write(block.start + row, *block.noted(row)) for row in row_list(chosen)]))
+        block.unmask(chosen, np.array([write(block.start + row, *block.noted(row)) for row in row_list(chosen)]))
         sample.confidences.update((block.start + row, float(block.confidence[row])) for row in row_list(chosen))
         block.count_step(is_last_of_sub_block=chosen == view.candidates)
         self.end_if_over(batch, sample, new=chosen.bit_count())

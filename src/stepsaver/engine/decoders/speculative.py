@@ -308,7 +308,7 @@ class Speculative(Decoder):
             fitting = min(len(new.ids), block.size - known)
             block.confidence[known : known + fitting] = new.confidence[:fitting]
             sample.confidences.update(enumerate(new.confidence[:fitting].tolist(), block.start + known))
-            block.reveal(rows_between(known, known + fitting), new.ids[:fitting])
+            block.unmask(rows_between(known, known + fitting), new.ids[:fitting])
             self.end_if_over(batch, sample, new=fitting)
             new = new[fitting:]
 

@@ -1,4 +1,4 @@
-"""Adaptive skip over steps: reveal more rows from one forward if its confidences justify it."""
+"""Adaptive skip over steps: unmask more rows from one forward if its confidences justify it."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -13,7 +13,7 @@ from stepsaver.engine.view import StepView
 
 @dataclass(frozen=True)
 class AdaptiveSteps:
-    """Beyond the threshold, reveals up to `max_rows` further rows while the doubts of all revealed rows add up to less
+    """Beyond the threshold, unmasks up to `max_rows` further rows while the doubts of all unmasked rows add up to less
     than `margin`.
 
     Source: replaces what k = 2, 3 in mode `output` does blindly. It rests on a union bound: if each row is right with

@@ -12,7 +12,7 @@ from stepsaver.engine.view import StepView
 
 @dataclass(frozen=True)
 class Factor:
-    """Reveals the n most confident rows for the largest n with (n + 1)(1 - c_n) < factor, and always the best one."""
+    """Unmasks the n most confident rows for the largest n with (n + 1)(1 - c_n) < factor, and always the best one."""
 
     name: ClassVar[str] = "factor"
 

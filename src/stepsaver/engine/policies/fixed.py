@@ -11,7 +11,7 @@ from stepsaver.engine.view import StepView
 
 @dataclass(frozen=True)
 class Fixed:
-    """Reveals the `rows` most confident rows whatever their confidence; the first of equals.
+    """Unmasks the `rows` most confident rows whatever their confidence; the first of equals.
 
     Unlike LLaDA, the count is per step of a sub-block, not derived from a number of steps per block.
     """

@@ -17,12 +17,12 @@ class Candidates(NamedTuple):
 
 
 class Policy(Protocol):
-    """Which rows a denoising step reveals. A frozen dataclass; its fields are its hyper-parameters and identify it."""
+    """Which rows a denoising step unmasks. A frozen dataclass; its fields are its hyper-parameters and identify it."""
 
     name: ClassVar[str]
 
     def choose(self, candidates: Candidates, view: StepView) -> Rows:
-        """The rows to reveal. At least one, so that every step makes progress."""
+        """The rows to unmask. At least one, so that every step makes progress."""
         ...
 
 

@@ -11,11 +11,11 @@ from stepsaver.engine.view import StepView
 
 @dataclass(frozen=True)
 class Quota:
-    """Reveals a step's share of its block's rows, the most confident first; the first of equals.
+    """Unmasks a step's share of its block's rows, the most confident first; the first of equals.
 
     Source: SDAR's public decoder. The rows of a block are divided by `steps`, as published the number of its rows; the
     remainder goes to the first steps.
-    Without a threshold this is SDAR's static rule. With a threshold it is the dynamic rule: reveal every row above it
+    Without a threshold this is SDAR's static rule. With a threshold it is the dynamic rule: unmask every row above it
     if these are at least as many as the share. One difference: if a block has sub-blocks, their rows are divided.
     After a causal context a block's first token is known, and the other rows are divided.
     """

@@ -1,4 +1,4 @@
-"""Threshold-based parallel decoding (Fast-dLLM): reveal what the model is sure of, and always its best guess."""
+"""Threshold-based parallel decoding (Fast-dLLM): unmask what the model is sure of, and always its best guess."""
 
 from dataclasses import dataclass, field
 from operator import ge, gt
@@ -14,7 +14,7 @@ from stepsaver.engine.view import StepView
 
 @dataclass(frozen=True)
 class Threshold:
-    """Reveals every row whose confidence is greater than `threshold`, or not below it, and the most confident row.
+    """Unmasks every row whose confidence is greater than `threshold`, or not below it, and the most confident row.
 
     `at_most` limits the rows per step: the most confident first, and of equals the first row. With it, a small model
     that is sure of many rows at once takes as many steps as a model that is not.

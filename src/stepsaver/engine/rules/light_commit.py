@@ -12,7 +12,7 @@ from stepsaver.engine.view import StepView
 
 @dataclass(frozen=True)
 class LightCommit(Rule):
-    """A commit runs changed rows, rows revealed in the last `1 + settle` steps, and the row that is read.
+    """A commit runs changed rows, rows unmasked in the last `1 + settle` steps, and the row that is read.
 
     Source: none; the reference's commit runs every row. The other rows already have the keys and values of their final
     token, computed when fewer of the block's tokens were known. `settle=all` is the exact commit.
@@ -34,4 +34,4 @@ class LightCommit(Rule):
     def narrow_commit(self, plan: StepPlan, view: StepView) -> StepPlan:
         if self.settle == "all":
             return plan
-        return plan.within(plan.reads | view.changed | view.revealed_within(1 + self.settle))
+        return plan.within(plan.reads | view.changed | view.unmasked_within(1 + self.settle))

@@ -18,7 +18,7 @@ class PreviousRow(Rule):
     masked, only because the row before the sub-block predicts it. `refresh` says which full steps stay: the first one
     of each `sub-block`, the first one of the `block`, or (`drift`) one whenever the drift of the recomputed rows has
     added up to `limit` since the last full step.
-    Changed rows have to be in the window: otherwise the rows revealed last would keep the keys of a mask.
+    Changed rows have to be in the window: otherwise the rows unmasked last would keep the keys of a mask.
     """
 
     name: ClassVar[str] = "previous_row"

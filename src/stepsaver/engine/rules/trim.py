@@ -51,7 +51,7 @@ class Trim(Rule):
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         if view.step == 0:
             return plan
-        keep = plan.reads | view.changed | view.revealed_within(1 + self.settle)  # run at most `settle` times since
+        keep = plan.reads | view.changed | view.unmasked_within(1 + self.settle)  # run at most `settle` times since
         if self.level == "structural":
             keep |= view.masked
         elif self.level == "drift":
@@ -62,7 +62,7 @@ class Trim(Rule):
         return plan.within(keep)
 
     def _felt(self, view: StepView) -> Rows:
-        """The first row to reveal, and masked rows near a change."""
+        """The first row to unmask, and masked rows near a change."""
         near = view.changed
         for distance in range(1, NEAR + 1):
             near |= view.changed << distance | view.changed >> distance

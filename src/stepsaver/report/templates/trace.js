@@ -139,8 +139,8 @@ class Panel {
     if (frame.kind === "prefill") {
       parts.push(`positions ${frame.start} to ${frame.start + frame.rows - 1} in every layer`);
     } else {
-      const found = frame.kind === "commit" ? "next block's first token" : parseRows(frame.revealed).size;
-      parts.push(`block at position ${frame.start}`, plural(frame.rows, "row"), `revealed: ${found}`);
+      const found = frame.kind === "commit" ? "next block's first token" : parseRows(frame.unmasked).size;
+      parts.push(`block at position ${frame.start}`, plural(frame.rows, "row"), `unmasked: ${found}`);
     }
     if (isOver) parts.unshift(`finished (${this.run.finish})`);
     this.status.textContent = parts.join(" · ");
@@ -150,7 +150,7 @@ class Panel {
   showLines() {
     const frame = this.frame;
     const changed = parseRows(frame.changed);
-    const revealed = parseRows(frame.revealed);
+    const unmasked = parseRows(frame.unmasked);
     const framed = parseRows(frame.sub_block);
     this.hidden = parseRows(frame.hidden);
     this.accepted = parseRows(frame.accepted);
@@ -163,7 +163,7 @@ class Panel {
       classes.toggle("frame-last", framed.has(row) && !framed.has(row + 1));
       classes.toggle("changed", changed.has(row));
       classes.toggle("hidden-row", this.hidden.has(row));
-      this.showToken(line, row, proposals.get(row), revealed.has(row));
+      this.showToken(line, row, proposals.get(row), unmasked.has(row));
       line.cells.forEach((cell, layer) => (cell.className = `cell ${this.stateOf(row, layer).name}`));
     });
   }
