@@ -20,7 +20,7 @@ from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Sublayer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rows import row_index
+from stepsaver.engine.positions import position_index
 from stepsaver.engine.rules.layer_reuse import group_size
 from stepsaver.engine.trace import COMPUTED_STEPS
 
@@ -56,9 +56,9 @@ class DriftRecorder:
             return
         start = 0
         for step in steps:
-            count = step.plan.rows
+            count = step.plan.positions
             if step.plan.kind in COMPUTED_STEPS:
-                rows = row_index(step.plan.window)
+                rows = position_index(step.plan.window)
                 snapshot = Snapshot(rows, step.tokens[rows].copy(), delta[start : start + count].clone())
                 self._compare(layer, part, step, snapshot)
             start += count

@@ -26,7 +26,7 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.policies.policy import Candidates, Policy, by_confidence
-from stepsaver.engine.rows import Rows
+from stepsaver.engine.positions import Positions
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import Trace
 from stepsaver.engine.view import StepView
@@ -67,7 +67,7 @@ class AsThe7B:
 
     name: ClassVar[str] = "as_the_7b"
 
-    def choose(self, candidates: Candidates, view: StepView) -> Rows:
+    def choose(self, candidates: Candidates, view: StepView) -> Positions:
         step = view.steps_in_sub_block
         ranked = [row for row, _ in by_confidence(candidates)]
         first = (view.sub_block & -view.sub_block).bit_length() - 1

@@ -1,4 +1,4 @@
-"""A reuse rule of one's own: a row whose token is known for some steps is not computed again in its block."""
+"""A reuse rule of one's own: a position whose token is known for some steps is not computed again in its block."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,10 +8,10 @@ from stepsaver.extending import Rule, StepPlan, StepView, UsageError
 
 @dataclass(frozen=True)
 class RestingRows(Rule):
-    """Known rows rest `after` steps after they were unmasked: they keep the keys and values that they have."""
+    """Known positions rest `after` steps after they were unmasked: they keep the keys and values that they have."""
 
     name: ClassVar[str] = "resting_rows"
-    purpose: ClassVar[str] = "leave out the rows whose tokens have been known for some steps"
+    purpose: ClassVar[str] = "leave out the positions whose tokens have been known for some steps"
 
     after: int = 1
 

@@ -14,9 +14,9 @@ from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.architecture import Architecture
-from stepsaver.engine.plan import LayerRows, StepPlan
+from stepsaver.engine.plan import LayerPositions, StepPlan
 from stepsaver.engine.policies.policy import Candidates, Policy, by_confidence
-from stepsaver.engine.rows import Rows, row_list, rows_between
+from stepsaver.engine.positions import Positions, position_list, positions_between
 from stepsaver.engine.rules.rule import Rule, parse_rule
 from stepsaver.engine.saved import SavedPositions, positions_computed
 from stepsaver.engine.score import ScoreRequest
@@ -29,9 +29,9 @@ __all__ = [
     "Architecture",
     "Candidates",
     "DecodingSettings",
-    "LayerRows",
+    "LayerPositions",
     "Policy",
-    "Rows",
+    "Positions",
     "Rule",
     "StepPlan",
     "StepView",
@@ -39,8 +39,8 @@ __all__ = [
     "UsageError",
     "by_confidence",
     "check_rule",
-    "row_list",
-    "rows_between",
+    "position_list",
+    "positions_between",
 ]
 
 

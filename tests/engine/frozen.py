@@ -21,7 +21,7 @@ from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.load import load_model, random_model
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.rows import describe
+from stepsaver.engine.positions import describe
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import Trace
@@ -34,6 +34,7 @@ Case = dict[str, Any]
 # What the file calls it and the code does not yet: rules by their new names, and joins.
 OLD_WORDS = {"window": "previous_row", "suffix_dropout": "near_rows", "partial_commit": "light_commit"}
 NEW_REFUSALS = {  # what a refusal said, or a part of it, and what it says now
+    "rows that predict": "positions that predict",
     "policy verified needs": "speculative decoding needs",
     "verified drafts with context=block have no": "speculative decoding with context=block has no",
 }

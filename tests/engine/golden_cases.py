@@ -48,5 +48,5 @@ def assert_equal_to_reference(case: dict[str, Any], completions: list[Completion
             assert completion.ids == expected
             assert completion.finish == "stop"
     if len(case["prompts"]) == 1 and expected_ids(case)[0][-1] != case["stop_token"]:
-        ours = [[step.kind, step.rows, step.first_row] for step in completions[0].steps]
+        ours = [[step.kind, step.rows, step.first_position] for step in completions[0].steps]
         assert ours[: len(case["trace"])] == [forward[:3] for forward in case["trace"]]

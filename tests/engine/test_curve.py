@@ -149,7 +149,7 @@ def test_a_forward_of_the_scratch_has_the_positions_that_were_asked_for(monkeypa
     seen: list[list[tuple[int, int]]] = []
 
     def execute(batch, turns):  # type: ignore[no-untyped-def]
-        seen.append([(turn.plan.rows, turn.step.start) for turn in turns])
+        seen.append([(turn.plan.positions, turn.step.start) for turn in turns])
         return real(batch, turns)
 
     real = curve_module.execute
@@ -177,7 +177,7 @@ def entry(rows: int, *, sample: int = 0, before: int = 0, runs: int = LAYERS) ->
         step=1,
         step_in_sub_block=1,
         rows=rows,
-        first_row=0,
+        first_position=0,
         context=before + rows,
         attention_run=runs * rows,
         attention_reused=(LAYERS - runs) * rows,

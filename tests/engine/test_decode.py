@@ -103,7 +103,7 @@ def test_sub_blocks_behind_the_limit_are_not_run(tiny_model: Transformer) -> Non
     engine = engine_of(tiny_model, stop_ids=(), threshold=1.0)
     steps = generate(engine, [(5,) * BLOCK], 2)[0].steps
     assert [step.kind for step in steps] == ["prefill", "full"]
-    assert all(step.first_row in (None, 0) for step in steps)
+    assert all(step.first_position in (None, 0) for step in steps)
 
 
 def test_a_sample_ends_when_its_text_is_known_and_without_a_commit(tiny_model: Transformer) -> None:

@@ -10,7 +10,7 @@ from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
-from stepsaver.engine.rows import rows_between
+from stepsaver.engine.positions import positions_between
 from tests.conftest import GOLDEN, SHARED
 from tests.engine.golden_cases import assert_equal_to_reference, decode_case, read_golden
 
@@ -50,7 +50,7 @@ def test_plain_logits(folder) -> None:
     ids = stored["input_ids"][0].numpy()
     rows = len(ids)
     cache = KeyValueCache(model.config, slots=1, capacity=rows, dtype=model.dtype, device=model.device)
-    everything = rows_between(0, rows)
+    everything = positions_between(0, rows)
     plan = whole_plan("prefill", window=everything, reads=everything, layers=model.config.layers)
     logits = run_step(model, Memory(cache, None, model.rotations(rows)), [Step(0, 0, ids, 32, plan)]).logits
     assert torch.allclose(logits, stored["logits"][0], atol=1e-4, rtol=0)

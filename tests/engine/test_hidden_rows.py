@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rows import row_list, rows_between
+from stepsaver.engine.positions import position_list, positions_between
 from stepsaver.engine.rules.light_commit import LightCommit
 from stepsaver.engine.rules.near_rows import NearRows
 from stepsaver.engine.rules.rule import Rule, parse_rule
@@ -85,9 +85,14 @@ def test_every_step_is_that_of_the_shortened_block(
         stale = kept.setdefault(block.start, {})
         context = list(event.sample.request.prompt) + event.sample.generated
         logits = literal_logits(
-            tiny_model, context[: block.start], event.tokens.tolist(), end, stale, list(row_list(event.plan.window))
+            tiny_model,
+            context[: block.start],
+            event.tokens.tolist(),
+            end,
+            stale,
+            list(position_list(event.plan.window)),
         )
-        for reader, row in zip(row_list(event.plan.reads), row_list(event.plan.predicted), strict=True):
+        for reader, row in zip(position_list(event.plan.reads), position_list(event.plan.predicted), strict=True):
             shares = logits[reader].softmax(-1)
             shares[1] = -1
             assert event.proposed[row] == int(shares.argmax())
@@ -113,7 +118,7 @@ class LeavesOut(Rule):
     name: ClassVar[str] = "leaves_out"
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
-        return plan.within(rows_between(0, view.sub_block.bit_length()))
+        return plan.within(positions_between(0, view.sub_block.bit_length()))
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ class HidesTheMiddle(LeavesOut):
     name: ClassVar[str] = "hides_the_middle"
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
-        return plan.hiding(rows_between(SUB, SUB + 1)) if view.step == 0 and not plan.reads >> SUB & 1 else plan
+        return plan.hiding(positions_between(SUB, SUB + 1)) if view.step == 0 and not plan.reads >> SUB & 1 else plan
 
 
 @dataclass(frozen=True)
@@ -142,9 +147,9 @@ class CommitsTooLittle(LeavesOut):
 @pytest.mark.parametrize(
     ("fault", "found"),
     [
-        (LeavesOut(), "stale keys of rows 4-7"),
+        (LeavesOut(), "stale keys of positions 4-7"),
         (HidesTheMiddle(), "are not the block's last ones"),
-        (CommitsTooLittle(), "stale keys of rows"),
+        (CommitsTooLittle(), "stale keys of positions"),
     ],
 )
 def test_planted_faults_are_caught(tiny_model: Transformer, fault: Rule, found: str) -> None:

@@ -18,8 +18,8 @@ from stepsaver.engine.forward import Memory, StepOutput, run_step
 from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
-from stepsaver.engine.plan import LayerRows, whole_plan
-from stepsaver.engine.rows import row_set, rows_between
+from stepsaver.engine.plan import LayerPositions, whole_plan
+from stepsaver.engine.positions import position_set, positions_between
 from tests.conftest import tiny_config
 
 CPU = torch.device("cpu")
@@ -64,12 +64,12 @@ def run(
     deltas.stored.fill_(7.0)
     steps = []
     for slot, (context, rows) in enumerate(samples):
-        window = rows_between(0, rows)
-        read = row_set(np.arange(rows) % reads == rows % reads)
+        window = positions_between(0, rows)
+        read = position_set(np.arange(rows) % reads == rows % reads)
         plan = whole_plan("sub", window=window, reads=read, layers=model.config.layers)
         attention, keys_values, mlp = reused
         layers = tuple(
-            LayerRows(each.attention & ~attention, each.keys_values & ~keys_values, each.mlp & ~mlp)
+            LayerPositions(each.attention & ~attention, each.keys_values & ~keys_values, each.mlp & ~mlp)
             if layer in kept
             else each._replace(keys_values=each.keys_values & ~frozen)
             for layer, each in enumerate(plan.layers)

@@ -296,7 +296,7 @@ def test_mask_and_stop_ids_come_from_the_nearest_source() -> None:
     assert resolve_decoding(llama).block_size == 1
     with pytest.raises(UsageError, match="need a mask token"):
         resolve_decoding(llama, block_size=8)
-    with pytest.raises(UsageError, match="blocks of 1 rows need a mask token"):
+    with pytest.raises(UsageError, match="blocks of 1 positions need a mask token"):
         resolve_decoding(replace(llama, predicts="self"), block_size=1)
 
 

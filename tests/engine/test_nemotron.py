@@ -34,7 +34,7 @@ from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
 from stepsaver.engine.policies.quota import Quota
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rows import rows_between
+from stepsaver.engine.positions import positions_between
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import ScoreRequest
@@ -136,7 +136,7 @@ def test_plain_logits(golden: tuple[Path, Transformer]) -> None:
     memory = Memory(cache, None, model.rotations(len(ids)))
 
     def logits(first: int, block_size: int) -> torch.Tensor:
-        window = rows_between(0, len(ids) - first)
+        window = positions_between(0, len(ids) - first)
         plan = whole_plan("prefill", window=window, reads=window, layers=model.config.layers)
         return run_step(model, memory, [Step(0, first, np.array(ids[first:]), block_size, plan)]).logits
 
@@ -290,9 +290,9 @@ def test_rules_run_checked_and_alike_in_batches(tiny: Transformer, rules: tuple)
 
 def test_what_has_nothing_to_act_on_is_refused_in_one_line(tiny: Transformer) -> None:
     for rule, message in (
-        ("previous_row", "rule previous_row needs rows that predict the token after them, and here"),
+        ("previous_row", "rule previous_row needs positions that predict the token after them, and here"),
         ("light_commit:settle=1", "rule light_commit lets commits keep keys and values of steps, and here only causal"),
-        ("near_rows", "rule near_rows: sub-blocks of 8 rows and 0 ahead leave none of the block's 8 out"),
+        ("near_rows", "rule near_rows: sub-blocks of 8 positions and 0 ahead leave none of the block's 8 out"),
     ):
         with pytest.raises(UsageError, match=message):
             engine_of(tiny, Denoise(rules=(parse_rule(rule),)))

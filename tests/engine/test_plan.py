@@ -8,56 +8,58 @@ from hypothesis import strategies as st
 
 from stepsaver.engine.base_plan import base_plan, commit_plan, opening_readers, prefill_plan
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.plan import LayerRows, LayerRun, StepPlan, empty_plan, whole_plan
-from stepsaver.engine.prediction import NEXT, SELF
-from stepsaver.engine.rows import (
+from stepsaver.engine.plan import LayerPositions, LayerRun, StepPlan, empty_plan, whole_plan
+from stepsaver.engine.positions import (
     describe,
-    first_row,
+    first_position,
     index_within,
     is_subset,
-    row_index,
-    row_list,
-    row_set,
-    row_sets,
-    rows_between,
+    position_index,
+    position_list,
+    position_set,
+    position_sets,
+    positions_between,
 )
+from stepsaver.engine.prediction import NEXT, SELF
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import BlockState, Request, Sample, Writer, ending_of, new_block, request_key
 from tests.engine.views import MASK, at, seen
 
-rows = st.sets(st.integers(0, 40)).map(lambda chosen: sum(1 << row for row in chosen))
+positions = st.sets(st.integers(0, 40)).map(lambda chosen: sum(1 << position for position in chosen))
 
 
-@given(rows, rows)
+@given(positions, positions)
 def test_sets_of_positions_behave_like_sets(one: int, other: int) -> None:
-    assert row_list(one) == tuple(sorted(row_list(one)))
-    assert is_subset(one, other) == (set(row_list(one)) <= set(row_list(other)))
-    assert row_index(one).tolist() == list(row_list(one))
+    assert position_list(one) == tuple(sorted(position_list(one)))
+    assert is_subset(one, other) == (set(position_list(one)) <= set(position_list(other)))
+    assert position_index(one).tolist() == list(position_list(one))
     flags = torch.zeros(41, dtype=torch.bool).numpy()
-    flags[row_index(one)] = True
-    assert row_set(flags) == one
-    both = np.stack([flags, np.isin(np.arange(41), row_list(other))])
-    assert row_sets(both) == [one, other]
-    assert index_within(one & other, one).tolist() == [row_list(one).index(row) for row in row_list(one & other)]
+    flags[position_index(one)] = True
+    assert position_set(flags) == one
+    both = np.stack([flags, np.isin(np.arange(41), position_list(other))])
+    assert position_sets(both) == [one, other]
+    assert index_within(one & other, one).tolist() == [
+        position_list(one).index(position) for position in position_list(one & other)
+    ]
     assert at(describe(one) if one else "") == one
     if one:
-        assert first_row(one) == min(row_list(one))
+        assert first_position(one) == min(position_list(one))
 
 
 def test_sets_are_told_as_ranges() -> None:
     assert describe(0) == "none"
     assert describe(0b1) == "0"
     assert describe(0b110111101) == "0,2-5,7-8"
-    assert rows_between(2, 4) == 0b1100
+    assert positions_between(2, 4) == 0b1100
 
 
 def test_a_plan_prints_as_one_line() -> None:
     assert str(commit_plan(32, layers=28)) == (
-        "commit: rows 0-31; layers 0-26 attention 0-31 keys 0-31 mlp 0-31; "
+        "commit: positions 0-31; layers 0-26 attention 0-31 keys 0-31 mlp 0-31; "
         "layers 27-27 attention 31 keys 0-31 mlp 31; head 31"
     )
     assert str(whole_plan("full", window=at("0-7"), reads=at("3"), layers=1).hiding(at("6-7"))) == (
-        "full: rows 0-5; hidden 6-7; layers 0-0 attention 3 keys 0-5 mlp 3; head 3"
+        "full: positions 0-5; hidden 6-7; layers 0-0 attention 3 keys 0-5 mlp 3; head 3"
     )
     assert str(empty_plan(3)) == "reused: no forward"
 
@@ -85,7 +87,7 @@ FULL = whole_plan("full", window=at("0-7"), reads=at("3-6"), layers=4)
 )
 def test_a_narrowed_plan(plan: StepPlan, kind: str, window: str, reads: str, hidden: str) -> None:
     assert (plan.kind, *map(describe, (plan.window, plan.reads, plan.hidden))) == (kind, window, reads, hidden)
-    assert set(plan.layers[:-1]) == {LayerRows(plan.window, plan.window, plan.window)}
+    assert set(plan.layers[:-1]) == {LayerPositions(plan.window, plan.window, plan.window)}
     assert plan.layers[-1] == (plan.reads, plan.window, plan.reads)
 
 
@@ -93,7 +95,7 @@ def mixed_plan() -> StepPlan:
     """Four layers; position 1 reuses deltas in the middle two, and keeps its keys in the second."""
     whole, reuses, keeps = at("0-3"), at("0,2-3"), at("0-1")
     layers = [(whole, whole, whole), (reuses, whole, reuses), (reuses, keeps, reuses), (at("3"), whole, at("3"))]
-    return StepPlan("sub", whole, at("3"), tuple(LayerRows(*each) for each in layers))
+    return StepPlan("sub", whole, at("3"), tuple(LayerPositions(*each) for each in layers))
 
 
 def test_figures_of_a_plan_whose_layers_differ() -> None:
@@ -105,7 +107,7 @@ def test_figures_of_a_plan_whose_layers_differ() -> None:
     assert [describe(plan.carried(layer)) for layer in range(4)] == ["0-3", "0-3", "0-3", "3"]
     assert (plan.attention_run, plan.keys_values_run, plan.mlp_run) == (4 + 3 + 3 + 1, 4 + 4 + 2 + 4, 4 + 3 + 3 + 1)
     assert (plan.attention_reused, plan.mlp_reused) == (2, 2)
-    assert (plan.rows, plan.is_empty) == (4, False)
+    assert (plan.positions, plan.is_empty) == (4, False)
 
 
 def test_layers_that_run_the_same_are_one_run_but_the_last() -> None:
@@ -118,7 +120,7 @@ def test_layers_that_run_the_same_are_one_run_but_the_last() -> None:
     assert (FULL.mlp_run, FULL.mlp_reused, FULL.keys_values_run) == (3 * 8 + 4, 0, 32)
 
 
-@given(rows.filter(bool), rows)
+@given(positions.filter(bool), positions)
 def test_plans_compare_by_work(window: int, other: int) -> None:
     plan = whole_plan("full", window=window, reads=window, layers=4)
     narrowed = plan.within(other)
@@ -210,7 +212,7 @@ def test_a_block_notes_what_a_step_computes_and_unmasks(layers: int | None) -> N
     assert block.history.last_run.tolist() == [0, 0, 0, 1, 1, 1, 1, 0]
     block.count_step(is_last_of_sub_block=True)
     assert (block.steps, block.steps_in_sub_block) == (2, 0)
-    assert [(each.step, describe(each.rows)) for each in block.unmaskings] == [(0, "2,4")]
+    assert [(each.step, describe(each.positions)) for each in block.unmaskings] == [(0, "2,4")]
 
 
 def test_a_position_becomes_a_token_once_and_from_what_was_computed() -> None:
@@ -227,14 +229,14 @@ def test_deltas_age_while_they_are_reused_and_changes_are_found_layer_by_layer()
     block.record_run(whole_plan("full", window=at("0-3"), reads=at("0-3"), layers=2))
     assert describe(block.changed) == "4-7"
     assert block.by_layer is not None
-    reuse = LayerRows(at("0"), at("0-3"), at("0-1"))
+    reuse = LayerPositions(at("0"), at("0-3"), at("0-1"))
     for _ in range(2):
-        block.record_run(StepPlan("sub", at("0-3"), at("3"), (reuse, LayerRows(at("3"), at("0,3"), at("3")))))
+        block.record_run(StepPlan("sub", at("0-3"), at("3"), (reuse, LayerPositions(at("3"), at("0,3"), at("3")))))
     assert block.by_layer.ages.attention[0].tolist() == [0, 2, 2, 2, 0, 0, 0, 0]
     assert block.by_layer.ages.mlp[0].tolist() == [0, 0, 2, 2, 0, 0, 0, 0]
     assert block.by_layer.ages.mlp[1].tolist() == [0] * 8  # in the last layer only what is read goes on
     block.tokens[1] = 30
-    block.record_run(StepPlan("sub", at("1"), at("1"), (LayerRows(2, 2, 2), LayerRows(2, 0, 2))))
+    block.record_run(StepPlan("sub", at("1"), at("1"), (LayerPositions(2, 2, 2), LayerPositions(2, 0, 2))))
     assert describe(block.changed) == "1,4-7"  # the second layer's keys are of the token before
 
 
@@ -242,7 +244,7 @@ def test_drift_adds_up_until_a_position_runs_everywhere_and_a_full_step_clears_i
     block = block_of((5, 6, 7, 8, 9, 10, 11, 12))
     block.record_run(whole_plan("full", window=at("0-7"), reads=at("7"), layers=2))
     block.tokens[3] = 30  # changed: its drift means nothing
-    plan = StepPlan("sub", at("1-3"), at("3"), (LayerRows(14, 14, at("2-3")), LayerRows(8, 14, 8)))
+    plan = StepPlan("sub", at("1-3"), at("3"), (LayerPositions(14, 14, at("2-3")), LayerPositions(8, 14, 8)))
     for _ in range(2):
         block.record_drift(plan, np.array([0.1, 0.3, 9.0]))
     assert block.history.drift.tolist() == [-1, 0.1, 0.3, -1, -1, -1, -1, -1]

@@ -17,7 +17,7 @@ from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import Candidates, Policy, chosen_policy, parse_policy
 from stepsaver.engine.policies.policy import policy_text as text_of
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rows import Rows, describe, is_subset, row_list
+from stepsaver.engine.positions import Positions, describe, is_subset, position_list
 from stepsaver.engine.trace import DENOISING
 from stepsaver.engine.view import StepView
 from tests.engine.views import at, seen
@@ -194,11 +194,11 @@ class Watched:
     policy: Policy
     choices: int = 0
 
-    def choose(self, candidates: Candidates, view: StepView) -> Rows:
+    def choose(self, candidates: Candidates, view: StepView) -> Positions:
         choice = self.policy.choose(candidates, view)
         assert choice, "a step makes progress"
-        assert is_subset(choice, view.candidates), "only masked rows of the sub-block are unmasked"
-        assert candidates.rows == row_list(view.candidates)
+        assert is_subset(choice, view.candidates), "only masked positions of the sub-block are unmasked"
+        assert candidates.positions == position_list(view.candidates)
         self.choices += 1
         return choice
 

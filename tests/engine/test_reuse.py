@@ -22,7 +22,7 @@ from stepsaver.engine.models.load import random_model
 from stepsaver.engine.models.transformer import Layer, Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rows import Rows
+from stepsaver.engine.positions import Positions
 from stepsaver.engine.rules.layer_reuse import LayerReuse
 from stepsaver.engine.rules.rule import Rule, parse_rule, plan_step
 from stepsaver.engine.sampling import Sampling
@@ -101,7 +101,7 @@ def test_a_model_of_one_layer_decodes_with_every_rule_that_does_not_refuse_it(
 def test_a_changed_row_that_is_not_noted_is_found(tiny_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     unmask = BlockState.unmask
 
-    def forgetful(block: BlockState, rows: Rows, tokens: NDArray[np.int64]) -> None:
+    def forgetful(block: BlockState, rows: Positions, tokens: NDArray[np.int64]) -> None:
         changed = block.changed
         unmask(block, rows, tokens)
         block.changed = changed
@@ -297,7 +297,7 @@ def test_delta_reproduces_the_logits_if_nothing_changed(tiny_model: Transformer,
     assert first.mlp_reused == 0
     assert second.mlp_run == second.attention_run == 0
     kept = sum(rows.keys_values.bit_count() for rows in second.layers[:-1])  # the last layer keeps no unread deltas
-    assert kept == (0 if kv == "freeze" else second.rows * 2)
+    assert kept == (0 if kv == "freeze" else second.positions * 2)
     assert np.array_equal(computed.tokens, reused.tokens)
     assert np.allclose(computed.confidence, reused.confidence, atol=1e-12)
 

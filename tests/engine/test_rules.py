@@ -15,7 +15,7 @@ from stepsaver.engine.base_plan import base_plan
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rows import describe, row_list
+from stepsaver.engine.positions import describe, position_list
 from stepsaver.engine.rules.layer_reuse import layer_group
 from stepsaver.engine.rules.rule import parse_rule, plan_commit, plan_rest, plan_step
 from stepsaver.engine.view import StepView
@@ -32,7 +32,7 @@ DRIFT = {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.5, 4: 0.2, 7: 0.3}  # -1 elsewhere: never 
 # the rules, the view, and the kind and positions of the plan; hidden ones behind a stroke
 WINDOWS: list[tuple[str, dict[str, Any], str]] = [
     ("previous_row", FIRST, "sub 3-7"),
-    ("previous_row", FIRST | {"changed": "0,3"}, "sub 0,3-7"),  # a changed row's keys would be those of a mask
+    ("previous_row", FIRST | {"changed": "0,3"}, "sub 0,3-7"),  # a changed position's keys would be those of a mask
     ("previous_row", FIRST | {"step": 0}, "full 0-7"),
     ("previous_row", LATER, "sub 4-7"),  # the base plan's own
     ("previous_row", LATER | {"block_cache": False}, "sub 3-7"),
@@ -61,9 +61,13 @@ WINDOWS: list[tuple[str, dict[str, Any], str]] = [
     ("trim:settle=0", LATER, "sub 5-6"),
     ("trim:settle=0", OWN | {"masked": "5,7"}, "sub 5,7"),
     ("trim:level=structural,settle=0", FIRST, "sub 3-7"),
-    ("trim:level=structural,settle=0", {"masked": "1,3-7"}, "sub 0-3"),  # masked rows behind the window stay out of it
+    (
+        "trim:level=structural,settle=0",
+        {"masked": "1,3-7"},
+        "sub 0-3",
+    ),  # masked positions behind the window stay out of it
     ("trim:level=structural,settle=0", {"masked": "0,5-7", "in_sub_block": 0}, "sub 0,5-7"),
-    # of drift: the first masked row, masked ones at most 2 from a change, the overdue, and those that drifted most
+    # of drift: the first masked position, masked ones at most 2 from a change, the overdue, and those that drifted most
     ("trim:level=drift,settle=0,budget=0", FIRST, "sub 3-6"),
     ("trim:level=drift,settle=0,budget=0", OWN | {"masked": "5,7"}, "sub 5,7"),
     ("trim:level=drift,settle=0,budget=0", FIRST | {"masked": "3-7", "changed": "2"}, "sub 2-4"),
@@ -110,7 +114,7 @@ WINDOWS: list[tuple[str, dict[str, Any], str]] = [
 
 # the rule, which positions were unmasked at which step, which changed; the commit's positions, after three steps
 COMMITS: list[tuple[str, dict[int, str], str, str]] = [
-    ("light_commit:settle=0", UNMASKED, "", "3,7"),  # the last row is read
+    ("light_commit:settle=0", UNMASKED, "", "3,7"),  # the last position is read
     ("light_commit:settle=0", UNMASKED, "0,5", "0,3,5,7"),
     ("light_commit", UNMASKED, "", "1-3,7"),
     ("light_commit:settle=2", UNMASKED, "", "0-3,7"),
@@ -160,7 +164,7 @@ def test_the_positions_that_a_rule_leaves_in_a_step(rules: str, view: dict[str, 
     assert shown(plan) == expected
     if not plan.is_empty:
         assert plan.reads == base_plan(given).reads
-        assert {rows for layer in plan.layers[:-1] for rows in layer} == {plan.window}
+        assert {positions for layer in plan.layers[:-1] for positions in layer} == {plan.window}
 
 
 @pytest.mark.parametrize(("rule", "unmasked", "changed", "expected"), COMMITS)
@@ -169,7 +173,7 @@ def test_the_positions_that_a_rule_leaves_in_a_commit(
 ) -> None:
     plan = plan_commit(seen("", unmasked=unmasked, changed=changed), rules_of(rule))
     assert shown(plan) == f"commit {expected}"
-    assert row_list(plan.reads) == (7,)
+    assert position_list(plan.reads) == (7,)
 
 
 def layers_shown(plan: StepPlan) -> list[tuple[str, ...]]:
@@ -236,7 +240,7 @@ def test_the_layers_whose_deltas_are_kept_or_watched(rule: str, deltas: set[int]
 
 
 class AddsWork:
-    """A fault: a rule that gives rows back."""
+    """A fault: a rule that gives positions back."""
 
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
         return replace(base_plan(view), window=at("0-7"))

@@ -23,8 +23,8 @@ from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
 from stepsaver.engine.policies.quota import Quota
 from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.positions import positions_between
 from stepsaver.engine.prediction import SELF
-from stepsaver.engine.rows import rows_between
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import DENOISING
@@ -76,7 +76,7 @@ def test_plain_logits(golden: tuple[Path, Transformer]) -> None:
     rows, size = len(ids), model.config.block_size
     assert size is not None
     cache = KeyValueCache(model.config, slots=1, capacity=rows, dtype=model.dtype, device=model.device)
-    everything = rows_between(0, rows)
+    everything = positions_between(0, rows)
     plan = whole_plan("prefill", window=everything, reads=everything, layers=model.config.layers, prediction=SELF)
     logits = run_step(model, Memory(cache, None, model.rotations(rows)), [Step(0, 0, ids, size, plan)]).logits
     assert torch.allclose(logits, stored["logits"].view_as(logits), atol=1e-4, rtol=0)
@@ -124,7 +124,7 @@ def test_rules_without_the_shift_run_checked_and_alike_in_batches(tiny_sdar: Tra
 
 
 def test_what_follows_from_the_shift_is_refused_in_one_line(tiny_sdar: Transformer) -> None:
-    with pytest.raises(UsageError, match="rule previous_row needs rows that predict the token after them"):
+    with pytest.raises(UsageError, match="rule previous_row needs positions that predict the token after them"):
         tiny_engine(tiny_sdar, (parse_rule("previous_row"),))
 
 

@@ -5,20 +5,20 @@ from collections.abc import Mapping
 import numpy as np
 
 from stepsaver.engine.decoding_settings import DecodingSettings
+from stepsaver.engine.positions import Positions, position_index, positions_between
 from stepsaver.engine.prediction import PREDICTIONS, Predicts
-from stepsaver.engine.rows import Rows, row_index, rows_between
 from stepsaver.engine.state import Unmasking, new_block
 from stepsaver.engine.view import StepView, step_view
 
 MASK = 1
 
 
-def at(text: str) -> Rows:
+def at(text: str) -> Positions:
     """The set of positions in `4-6,8`."""
     chosen = 0
     for item in filter(None, text.split(",")):
         first, _, last = item.partition("-")
-        chosen |= rows_between(int(first), int(last or first) + 1)
+        chosen |= positions_between(int(first), int(last or first) + 1)
     return chosen
 
 
@@ -46,9 +46,9 @@ def seen(
     block = new_block(0, (), decoding=decoding, layers=layers)
     block.tokens[:] = np.arange(10, 10 + size)
     block.masked, block.changed = at(masked), at(changed)
-    block.tokens[row_index(block.masked)] = MASK
+    block.tokens[position_index(block.masked)] = MASK
     block.steps, block.steps_in_sub_block = step, in_sub_block
-    block.unmaskings = [Unmasking(when, at(rows)) for when, rows in (unmasked or {}).items()]
+    block.unmaskings = [Unmasking(when, at(positions)) for when, positions in (unmasked or {}).items()]
     block.drift_since_full = drift_since_full
     history = block.history
     history.last_run[:] = step - 1
@@ -58,14 +58,14 @@ def seen(
         (history.drift_since_run, drift),
         (block.confidence, confidence),
     ):
-        for row, value in (values or {}).items():
-            array[row] = value
+        for position, value in (values or {}).items():
+            array[position] = value
     assert block.by_layer is not None
     block.by_layer.stamps.parts[:] = block.tokens
-    for layer, rows in (stale or {}).items():
-        block.by_layer.stamps.parts[:, layer, row_index(at(rows))] = 0
-    for row, age in (ages or {}).items():
-        block.by_layer.ages.parts[:, :, row] = age
+    for layer, positions in (stale or {}).items():
+        block.by_layer.stamps.parts[:, layer, position_index(at(positions))] = 0
+    for position, age in (ages or {}).items():
+        block.by_layer.ages.parts[:, :, position] = age
     return step_view(
         block,
         layers=layers,

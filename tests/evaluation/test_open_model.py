@@ -151,7 +151,7 @@ def test_what_nobody_says_is_asked_for_and_never_guessed(without_weights: Path, 
     for path in without_weights.iterdir():  # the tokenizer's files name the mask token
         path.unlink()
     name = write_config(without_weights, architectures=[open_sized], bd_size=None)
-    with pytest.raises(UsageError, match=rf"{open_sized} says how many rows a block has; set --block-size"):
+    with pytest.raises(UsageError, match=rf"{open_sized} says how many positions a block has; set --block-size"):
         open_model(name)
     with pytest.raises(UsageError, match="need a mask token and this model names none; set --mask-id"):
         open_model(name, block_size=4)

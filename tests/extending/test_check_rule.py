@@ -76,7 +76,7 @@ def test_a_rule_that_leaves_nothing_out_saves_nothing() -> None:
 @pytest.mark.parametrize(
     ("rule", "kind", "message"),
     [
-        (ReadsStale(), AssertionError, "stale keys of rows"),
+        (ReadsStale(), AssertionError, "stale keys of positions"),
         (Counts(), AssertionError, "counts: texts, steps or scores depend on the batch"),
         (Rounds(), AssertionError, "rounds:share=0.25 makes another rule"),
         (NotFrozen(), UsageError, "is not a frozen dataclass"),

@@ -11,7 +11,7 @@ import pytest
 
 import stepsaver
 from stepsaver.engine.base_plan import commit_plan
-from stepsaver.extending import Rule, row_list
+from stepsaver.extending import Rule, position_list
 
 QUESTION = "Tom has 12 pens and buys 5 more pens. How many pens does Tom have?"
 Hook = Callable[..., Any]
@@ -61,8 +61,8 @@ CHOICES: list[Hook] = [
     lambda self, candidates, view: -1,
     lambda self, candidates, view: 1 << 40,
     lambda self, candidates, view: (1 << view.block_size) - 1 | 1 << 60,
-    lambda self, candidates, view: np.int64(1 << candidates.rows[0]),
-    lambda self, candidates, view: list(candidates.rows),
+    lambda self, candidates, view: np.int64(1 << candidates.positions[0]),
+    lambda self, candidates, view: list(candidates.positions),
     lambda self, candidates, view: self.choose(candidates, view),
 ]
 
@@ -129,7 +129,7 @@ def test_what_a_policy_does_wrong_is_one_line(model: stepsaver.Model, tries: int
         def choose(self: Any, candidates: Any, view: Any, deed: Hook = deed, calls: list[int] = calls,
                    late: int = late) -> Any:  # fmt: skip
             calls[0] += 1
-            return deed(self, candidates, view) if calls[0] > late else 1 << row_list(view.candidates)[0]
+            return deed(self, candidates, view) if calls[0] > late else 1 << position_list(view.candidates)[0]
 
         assert "policy hostile of" in _outcome(model, policy=_policy(choose))
     assert _outcome(model) == plain

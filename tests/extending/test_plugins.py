@@ -39,7 +39,7 @@ class FirstRow:
     name: ClassVar[str] = "first_row"
 
     def choose(self, candidates, view):
-        return 1 << candidates.rows[0]
+        return 1 << candidates.positions[0]
 
 
 MINE = Architecture("MineForCausalLM", attention_bias=None, output_bias=False, mask_id=None, block_size=4)

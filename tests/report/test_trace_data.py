@@ -8,7 +8,7 @@ from stepsaver.engine.base_plan import commit_plan
 from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.models.transformer import Transformer
-from stepsaver.engine.rows import rows_between
+from stepsaver.engine.positions import positions_between
 from stepsaver.report.trace_data import Frame, Proposal, Run, _denoising_frame, _Seen, first_difference
 from tests.report.traces import BLOCK, PROMPTS, document_of, engine_of, traced
 
@@ -179,7 +179,7 @@ def test_a_verification_says_which_drafted_rows_it_kept(
     layers = tiny_model.config.layers
     plan = commit_plan(4, layers=layers)
     proposals = [Proposal(row, token, 0.5) for row, token in enumerate(written, 1)]
-    seen = _Seen(plan, 16, [10, 11, 12, 13, 0], 0b11110, 0, proposals, rows_between(1, unmasked + 1), [])
+    seen = _Seen(plan, 16, [10, 11, 12, 13, 0], 0b11110, 0, proposals, positions_between(1, unmasked + 1), [])
     step = traced(engine_of(tiny_model))[0][0].steps[-1]._replace(kind="verify")
     frame = _denoising_frame(step, seen)
     assert (frame["accepted"], frame["rejected"]) == (accepted, rejected)

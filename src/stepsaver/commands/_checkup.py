@@ -23,7 +23,7 @@ from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
 from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rows import rows_between
+from stepsaver.engine.positions import positions_between
 from stepsaver.engine.rules.rule import Rule, check_rules, parse_rule
 from stepsaver.engine.sampling import NonFiniteLogits
 from stepsaver.engine.trace import Trace
@@ -166,8 +166,8 @@ def _logits(model: Transformer, opened: OpenModel, prompts: list[tuple[int, ...]
         cache = KeyValueCache(model.config, slots=1, capacity=rows, **kept)  # type: ignore[arg-type]
         plan = whole_plan(
             "prefill",
-            window=rows_between(0, rows),
-            reads=rows_between(max(rows - READ_ROWS, 0), rows),
+            window=positions_between(0, rows),
+            reads=positions_between(max(rows - READ_ROWS, 0), rows),
             layers=model.config.layers,
             prediction=opened.decoding.prediction,
         )

@@ -222,7 +222,7 @@ def _sample(completion: "Completion", output: Output) -> dict[str, Any]:
 
 def _forward(steps: "list[SampleStep]") -> dict[str, Any]:
     """What one forward ran for a sample: one step, or a context or commit and the step that shares its forward."""
-    entry = {"kind": steps[0].kind, "rows": sum(step.rows for step in steps), "first_row": steps[0].first_row}
+    entry = {"kind": steps[0].kind, "rows": sum(step.rows for step in steps), "first_row": steps[0].first_position}
     drafted = [step.drafted for step in steps if step.kind == "verify"]
     return entry | ({"drafted": sum(drafted)} if drafted else {})
 

@@ -17,7 +17,7 @@ from stepsaver.engine.forward import Executed, Memory, StepOutput, run_step
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rows import Rows
+from stepsaver.engine.positions import Positions
 from stepsaver.engine.rules.rule import plan_rest
 from stepsaver.engine.sampling import NonFiniteLogits, Proposals, Sampling, propose, uniform
 from stepsaver.engine.state import BlockState, Sample
@@ -66,20 +66,20 @@ class StepEvent(NamedTuple):
 
     sample: Sample
     plan: StepPlan
-    start: int  # the position of row 0
-    sub_block: Rows
-    changed: Rows  # before the step: rows whose token differs from the one they were last computed with
-    tokens: NDArray[np.int64]  # before the step: of the block; for a draft or verification, of its rows and one more
-    masked: Rows  # before the step
+    start: int  # the block's first position in the text
+    sub_block: Positions
+    changed: Positions  # before the step: positions whose token differs from the one they were last computed with
+    tokens: NDArray[np.int64]  # before the step: of the block; of a draft or verification and the position after it
+    masked: Positions  # before the step
     proposed: NDArray[np.int64]
     confidence: NDArray[np.float64]
-    unmasked: Rows
+    unmasked: Positions
     unruled: StepPlan  # what the step would run if there were no rules
     branches: tuple[Branch, ...] = ()
 
 
 class Outcome(NamedTuple):
-    """What a step led to: how many rows became tokens, and the event for `on_step`."""
+    """What a step led to: how many positions became tokens, and the event for `on_step`."""
 
     unmasked: int
     event: StepEvent | None = None
@@ -126,14 +126,15 @@ class BatchContext:
 class ScheduledStep(NamedTuple):
     """A step of a sample that is to run in the next forward, its block, and what the rules saw before it.
 
-    A sample may have several steps in one forward: every row's keys and values are written before any row attends.
+    A sample may have several steps in one forward: every position's keys and values are written before any position
+    attends.
     """
 
     sample: Sample
     block: BlockState
     step: Step
     view: StepView | None = None  # None: rules do not act on this step
-    targets: tuple[int, ...] | None = None  # tokens to score for each row that is read; None: the sample's own targets
+    targets: tuple[int, ...] | None = None  # to score at each position that is read; None: the sample's own
 
     @property
     def plan(self) -> StepPlan:
@@ -194,7 +195,7 @@ def execute(batch: BatchContext, scheduled: list[ScheduledStep]) -> Execution:
 def _propose(
     batch: BatchContext, scheduled: list[ScheduledStep], output: StepOutput
 ) -> tuple[list[Proposals], NDArray[np.float64]]:
-    """Each step's proposals, and the drift of all rows if it was measured: the forward's one transfer to the host."""
+    """Each step's proposals, and the drift of all positions if measured: the forward's one transfer to the host."""
     reads = [each.plan.reads.bit_count() for each in scheduled]
     uniforms = [] if batch.sampling.is_greedy else _uniforms(batch, scheduled)
     try:
@@ -221,7 +222,7 @@ def _propose(
 
 
 def _targets(scheduled: list[ScheduledStep]) -> list[tuple[int, ...]]:
-    """The tokens to score for each row that is read; an empty list if there are none."""
+    """The tokens to score for each position that is read; an empty list if there are none."""
     if not any(each.sample.request.writer.has_targets for each in scheduled):
         return []
     targets = [
@@ -232,7 +233,7 @@ def _targets(scheduled: list[ScheduledStep]) -> list[tuple[int, ...]]:
 
 
 def _predicted_positions(scheduled: list[ScheduledStep]) -> Iterator[tuple[ScheduledStep, int]]:
-    """For each row that is read, the position whose token it predicts."""
+    """For each position that is read, the position whose token it predicts."""
     return ((each, position) for each in scheduled for position in each.step.predicted())
 
 
@@ -257,7 +258,7 @@ def _note_drift(blocks: list[BlockState], steps: Sequence[Step], drift_N: NDArra
 
 
 def _split_rows(steps: Sequence[Step], values_N: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    return np.split(values_N, np.cumsum([step.plan.rows for step in steps])[:-1])
+    return np.split(values_N, np.cumsum([step.plan.positions for step in steps])[:-1])
 
 
 def view_of(batch: BatchContext, block: BlockState) -> StepView:
@@ -295,11 +296,11 @@ def _check_executed(executed: Executed, plans: list[StepPlan]) -> None:
         sum(plan.reads.bit_count() for plan in plans),
     )
     counted = (executed.attention, executed.keys_values, executed.mlp, executed.head)
-    assert counted == planned, f"row-layers executed {counted} differ from the plan's {planned}"
+    assert counted == planned, f"position-layers executed {counted} differ from the plan's {planned}"
 
 
 def _uniforms(batch: BatchContext, scheduled: list[ScheduledStep]) -> list[float]:
-    """One random number per row that is read, to draw the token it predicts."""
+    """One random number per position that is read, to draw the token it predicts."""
     return [
         uniform(batch.sampling.seed, each.sample.request.key, position, each.block.steps)
         for each, position in _predicted_positions(scheduled)

@@ -9,26 +9,28 @@ from numpy.typing import NDArray
 
 from stepsaver.engine.packing import Layout, Step
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_set, rows_between
+from stepsaver.engine.positions import NO_POSITIONS, Positions, describe, position_set, positions_between
 from stepsaver.engine.state import NEVER, Sample
 from stepsaver.engine.view import StepView
 
 
 def assert_current(plan: StepPlan, view: StepView) -> None:
-    """Asserts that keys and values of all rows that are not hidden, and all reused deltas, are of the row's token."""
+    """Asserts that keys and values of all positions that are not hidden, and all reused deltas, are of the position's
+    token.
+    """
     if plan.is_empty:  # mode `output` by definition: the last logits stand
         return
     assert view.by_layer is not None
     derived = view.by_layer.changed(view.tokens)
-    assert view.changed == derived, f"changed rows are {describe(derived)}, and {describe(view.changed)} is noted"
-    seen = rows_between(0, view.block_size) & ~plan.hidden
-    assert seen & (seen + 1) == NO_ROWS, f"hidden rows {describe(plan.hidden)} are not the block's last ones"
-    for layer, rows in enumerate(plan.layers):
-        if rows.attention:
-            _assert_none(seen & ~rows.keys_values & _stale(view, "keys_values", layer), "keys", layer)
+    assert view.changed == derived, f"changed positions are {describe(derived)}, and {describe(view.changed)} is noted"
+    seen = positions_between(0, view.block_size) & ~plan.hidden
+    assert seen & (seen + 1) == NO_POSITIONS, f"hidden positions {describe(plan.hidden)} are not the block's last ones"
+    for layer, positions in enumerate(plan.layers):
+        if positions.attention:
+            _assert_none(seen & ~positions.keys_values & _stale(view, "keys_values", layer), "keys", layer)
         carried = plan.carried(layer)
-        _assert_none(carried & ~rows.attention & _stale(view, "attention", layer), "attention deltas", layer)
-        _assert_none(carried & ~rows.mlp & _stale(view, "mlp", layer), "MLP deltas", layer)
+        _assert_none(carried & ~positions.attention & _stale(view, "attention", layer), "attention deltas", layer)
+        _assert_none(carried & ~positions.mlp & _stale(view, "mlp", layer), "MLP deltas", layer)
 
 
 def new_stamps(sample: Sample, positions: int) -> NDArray[np.int64]:
@@ -96,9 +98,9 @@ def _stamp(stamps: NDArray[np.int64], step: Step) -> None:
         stamps[step.layout.places] = np.where(step.layout.branches < 0, step.tokens, NEVER)
 
 
-def _stale(view: StepView, part: str, layer: int) -> Rows:
-    return row_set(getattr(view.stamps, part)[layer] != view.tokens)
+def _stale(view: StepView, part: str, layer: int) -> Positions:
+    return position_set(getattr(view.stamps, part)[layer] != view.tokens)
 
 
-def _assert_none(rows: Rows, what: str, layer: int) -> None:
-    assert rows == NO_ROWS, f"stale {what} of rows {describe(rows)} would be read in layer {layer}"
+def _assert_none(positions: Positions, what: str, layer: int) -> None:
+    assert positions == NO_POSITIONS, f"stale {what} of positions {describe(positions)} would be read in layer {layer}"

@@ -42,7 +42,7 @@ def resolve_decoding(
     block = config.block_size if block_size is None else block_size
     if block is None:
         raise UsageError(
-            f"neither config.json nor {config.architecture} says how many rows a block has; {_asked('block_size')}"
+            f"neither config.json nor {config.architecture} says how many positions a block has; {_asked('block_size')}"
         )
     if not 1 <= block <= MOST_BLOCK_ROWS:
         raise UsageError(f"block size {shown(block)} is not from 1 to {MOST_BLOCK_ROWS}")
@@ -52,8 +52,10 @@ def resolve_decoding(
     mask = next((i for i in (mask_id, config.mask_id, architecture.mask_id) if i is not None), None)
     if mask is None:
         if block > 1 or config.predicts == "self":
-            raise UsageError(f"blocks of {block} rows need a mask token and this model names none; {_asked('mask_id')}")
-        mask = -1  # a block of one row, which predicts the next one, never holds a mask
+            raise UsageError(
+                f"blocks of {block} positions need a mask token and this model names none; {_asked('mask_id')}"
+            )
+        mask = -1  # a block of one position, which predicts the next one, never holds a mask
     elif not 0 <= mask < config.vocab:
         raise UsageError(f"mask id {shown(mask)} is outside the vocabulary of {config.vocab}")
     stops = config.stop_ids if stop_ids is None else stop_ids

@@ -45,7 +45,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Settled:
-    """A sample being decoded: the generated tokens before its first masked row. They will not change any more."""
+    """A sample being decoded: the generated tokens before its first masked position. They will not change any more."""
 
     index: int
     ids: list[int]
@@ -128,8 +128,8 @@ class Engine:
 
         `trajectory` scores the way text is written: by the decode loop with its policy and rules, or by one forward
         where text is autoregressive. `reference` and `autoregressive` are one forward, on which no rule can act.
-        `reference` scores the first token only, `autoregressive` all tokens, by causal rows. `score_stop` appends the
-        stop token.
+        `reference` scores the first token only, `autoregressive` all tokens, by causal positions. `score_stop` appends
+        the stop token.
         """
         estimator = self.check_estimator(estimator)
         checked = [self._score_request(index, each, score_stop) for index, each in enumerate(requests)]

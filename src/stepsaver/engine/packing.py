@@ -13,9 +13,9 @@ from stepsaver.engine.backends.packed import Attending, AttentionRows, PackedRun
 from stepsaver.engine.cache import DeltaCache, Index, KeyValueCache
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rows import Rows, index_within, row_index, row_list
+from stepsaver.engine.positions import Positions, index_within, position_index, position_list
 
-RowSets = tuple[Rows, ...]  # one per step
+RowSets = tuple[Positions, ...]  # one per step
 
 
 class Layout(NamedTuple):
@@ -72,8 +72,8 @@ class Step(NamedTuple):
     def predicted(self) -> list[int]:
         """The positions whose tokens are predicted by the tokens that are read."""
         if self.layout is not None:
-            return self.layout.predicted[row_index(self.plan.reads)].tolist()
-        return [self.start + row for row in row_list(self.plan.predicted)]
+            return self.layout.predicted[position_index(self.plan.reads)].tolist()
+        return [self.start + row for row in position_list(self.plan.predicted)]
 
 
 class PackedRows(NamedTuple):
@@ -84,7 +84,7 @@ class PackedRows(NamedTuple):
 
 
 def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:
-    windows = [row_index(step.plan.window) for step in steps]
+    windows = [position_index(step.plan.window) for step in steps]
     tokens = np.concatenate([step.tokens[window] for step, window in zip(steps, windows, strict=True)])
     positions = np.concatenate([step.positions(window) for step, window in zip(steps, windows, strict=True)])
     return PackedRows(_tensor(tokens, device), _tensor(positions, device))
@@ -92,7 +92,7 @@ def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:
 
 def drafting_rows(steps: Sequence[Step], like: Tensor) -> Tensor | None:
     """[N, 1]: 1 for the tokens that draft, 0 for the others. None if no token does."""
-    windows = [row_index(step.plan.window) for step in steps]
+    windows = [position_index(step.plan.window) for step in steps]
     drafting = np.concatenate(
         [
             np.full(len(window), -1) if step.layout is None else step.layout.branches[window]
@@ -166,7 +166,7 @@ class Packer:
 
     def _to_places(self, steps: Sequence[Step], written: RowSets) -> Tensor:
         if written not in self._places:
-            index = [row_index(rows) for rows in written]
+            index = [position_index(rows) for rows in written]
             slots = np.repeat([step.slot for step in steps], [len(rows) for rows in index])
             places = np.concatenate([step.places(rows) for step, rows in zip(steps, index, strict=True)])
             self._places[written] = self.cache.places(slots, places)
@@ -202,7 +202,7 @@ class Packer:
         if parts not in self._deltas:
             size = self.deltas.block_size
             assert all(part.bit_length() <= size for part in parts), "deltas have room for one block"
-            index = [step.slot * size + row_index(part) for step, part in zip(steps, parts, strict=True)]
+            index = [step.slot * size + position_index(part) for step, part in zip(steps, parts, strict=True)]
             self._deltas[parts] = _tensor(np.concatenate(index), self.device)
         return self._deltas[parts]
 
@@ -223,7 +223,7 @@ def _segments(steps: Sequence[Step], queries: RowSets) -> list[Segment]:
     for step, rows in zip(steps, queries, strict=True):
         count = rows.bit_count()
         if count:
-            segments.append(Segment(start, start + count, step.slot, step.views(row_index(rows))))
+            segments.append(Segment(start, start + count, step.slot, step.views(position_index(rows))))
         start += count
     return segments
 

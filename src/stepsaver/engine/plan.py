@@ -1,8 +1,9 @@
 """What one sample's next step computes. A plan is the only way to leave work out.
 
-For every layer, a plan names the rows whose attention runs, the rows whose keys and values are rewritten, and the rows
-whose MLP runs. If a part does not run for a row of the window, the row takes that part's delta from the delta cache. In
-the last layer, only the rows that are read go on after the keys and values. `base_plan.py` has the plans without rules.
+For every layer, a plan names the positions whose attention runs, the positions whose keys and values are rewritten, and
+the positions whose MLP runs. If a part does not run for a position of the window, the position takes that part's delta
+from the delta cache. In the last layer, only the positions that are read go on after the keys and values.
+`base_plan.py` has the plans without rules.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,26 +11,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
+from stepsaver.engine.positions import NO_POSITIONS, Positions, describe, is_subset
 from stepsaver.engine.prediction import NEXT, Prediction
-from stepsaver.engine.rows import NO_ROWS, Rows, describe, is_subset
 
 Kind = Literal["prefill", "full", "sub", "commit", "reused", "draft", "verify"]
 
 
-class LayerRows(NamedTuple):
-    """The rows that run in one layer, per kind of work."""
+class LayerPositions(NamedTuple):
+    """The positions that run in one layer, per kind of work."""
 
-    attention: Rows
-    keys_values: Rows
-    mlp: Rows
+    attention: Positions
+    keys_values: Positions
+    mlp: Positions
 
 
 class LayerRun(NamedTuple):
-    """Consecutive layers, first to last - 1, that run the same rows."""
+    """Consecutive layers, first to last - 1, that run the same positions."""
 
     first: int
     last: int
-    rows: LayerRows
+    positions: LayerPositions
 
     @property
     def length(self) -> int:
@@ -39,11 +40,11 @@ class LayerRun(NamedTuple):
 @dataclass(frozen=True)
 class StepPlan:
     kind: Kind
-    window: Rows  # the rows that carry a hidden state through this step
-    reads: Rows  # the rows whose logits are read
-    layers: tuple[LayerRows, ...]
+    window: Positions  # the positions that carry a hidden state through this step
+    reads: Positions  # the positions whose logits are read
+    layers: tuple[LayerPositions, ...]
     prediction: Prediction = NEXT  # which tokens the reads predict
-    hidden: Rows = NO_ROWS  # rows at the end of the block that are neither computed nor attended to
+    hidden: Positions = NO_POSITIONS  # positions at the end of the block that are neither computed nor attended to
     ask_after: int | None = None  # the rules are asked again after this layer
 
     def __hash__(self) -> int:
@@ -67,24 +68,24 @@ class StepPlan:
             )
         )
 
-    def _layers_beside(self, other: "StepPlan") -> Iterable[tuple[LayerRows, LayerRows]]:
+    def _layers_beside(self, other: "StepPlan") -> Iterable[tuple[LayerPositions, LayerPositions]]:
         """Pairs of layers of both plans; one pair per run if they have the same runs, as most plans do."""
         if len(self.runs) == len(other.runs) and all(
             mine.last == theirs.last for mine, theirs in zip(self.runs, other.runs, strict=True)
         ):
-            return ((mine.rows, theirs.rows) for mine, theirs in zip(self.runs, other.runs, strict=True))
+            return ((mine.positions, theirs.positions) for mine, theirs in zip(self.runs, other.runs, strict=True))
         return set(zip(self.layers, other.layers, strict=True))
 
     def __str__(self) -> str:
         if self.is_empty:
             return "reused: no forward"
         layers = "; ".join(
-            f"layers {run.first}-{run.last - 1} attention {describe(run.rows.attention)}"
-            f" keys {describe(run.rows.keys_values)} mlp {describe(run.rows.mlp)}"
+            f"layers {run.first}-{run.last - 1} attention {describe(run.positions.attention)}"
+            f" keys {describe(run.positions.keys_values)} mlp {describe(run.positions.mlp)}"
             for run in self.runs
         )
         hidden = f"; hidden {describe(self.hidden)}" if self.hidden else ""
-        return f"{self.kind}: rows {describe(self.window)}{hidden}; {layers}; head {describe(self.reads)}"
+        return f"{self.kind}: positions {describe(self.window)}{hidden}; {layers}; head {describe(self.reads)}"
 
     @property
     def is_empty(self) -> bool:
@@ -92,12 +93,12 @@ class StepPlan:
         return not self.window
 
     @property
-    def rows(self) -> int:
+    def positions(self) -> int:
         return self.window.bit_count()
 
     @property
-    def predicted(self) -> Rows:
-        """The rows whose tokens are predicted by the rows that are read, in the same order."""
+    def predicted(self) -> Positions:
+        """The positions whose tokens are predicted by the positions that are read, in the same order."""
         return self.prediction.predicted(self.reads)
 
     @cached_property
@@ -105,46 +106,46 @@ class StepPlan:
         return tuple(layer_runs(self.layers))
 
     @cached_property
-    def run_everywhere(self) -> Rows:
-        """The rows whose MLP runs in every layer but the last, where fewer rows go on."""
-        rows = self.window
+    def run_everywhere(self) -> Positions:
+        """The positions whose MLP runs in every layer but the last, where fewer positions go on."""
+        positions = self.window
         for run in self.runs[:-1]:
-            rows &= run.rows.mlp
-        return rows
+            positions &= run.positions.mlp
+        return positions
 
     @cached_property
-    def rewritten(self) -> Rows:
-        """The rows whose keys and values are rewritten in every layer."""
-        rows = self.window
+    def rewritten(self) -> Positions:
+        """The positions whose keys and values are rewritten in every layer."""
+        positions = self.window
         for run in self.runs:
-            rows &= run.rows.keys_values
-        return rows
+            positions &= run.positions.keys_values
+        return positions
 
     @cached_property
     def rewrites_alike(self) -> bool:
-        """Whether every layer rewrites the keys and values of the same rows."""
-        return all(run.rows.keys_values == self.rewritten for run in self.runs)
+        """Whether every layer rewrites the keys and values of the same positions."""
+        return all(run.positions.keys_values == self.rewritten for run in self.runs)
 
-    def carried(self, layer: int) -> Rows:
-        """The rows that have a hidden state after this layer's keys and values."""
+    def carried(self, layer: int) -> Positions:
+        """The positions that have a hidden state after this layer's keys and values."""
         return self.reads if layer == len(self.layers) - 1 else self.window
 
     @cached_property
     def attention_run(self) -> int:
-        """Row-layers of attention that run."""
-        return sum(run.length * run.rows.attention.bit_count() for run in self.runs)
+        """Position-layers of attention that run."""
+        return sum(run.length * run.positions.attention.bit_count() for run in self.runs)
 
     @cached_property
     def keys_values_run(self) -> int:
-        return sum(run.length * run.rows.keys_values.bit_count() for run in self.runs)
+        return sum(run.length * run.positions.keys_values.bit_count() for run in self.runs)
 
     @cached_property
     def mlp_run(self) -> int:
-        return sum(run.length * run.rows.mlp.bit_count() for run in self.runs)
+        return sum(run.length * run.positions.mlp.bit_count() for run in self.runs)
 
     @cached_property
     def attention_reused(self) -> int:
-        """Row-layers whose attention delta comes from the cache."""
+        """Position-layers whose attention delta comes from the cache."""
         return self._row_layers_carried - self.attention_run
 
     @cached_property
@@ -153,58 +154,62 @@ class StepPlan:
 
     @property
     def _row_layers_carried(self) -> int:
-        return (len(self.layers) - 1) * self.rows + self.reads.bit_count()
+        return (len(self.layers) - 1) * self.positions + self.reads.bit_count()
 
-    def within(self, rows: Rows) -> "StepPlan":
-        """The plan without the rows outside `rows`. Those keep their keys and values."""
-        return self if is_subset(self.window, rows) else _within(self, self.window & rows)
+    def within(self, positions: Positions) -> "StepPlan":
+        """The plan without the positions outside `positions`. Those keep their keys and values."""
+        return self if is_subset(self.window, positions) else _within(self, self.window & positions)
 
-    def also_reading(self, rows: Rows) -> "StepPlan":
-        """The plan that also reads `rows` of its window. Only here does a plan get more work."""
-        return self if is_subset(self.window & rows, self.reads) else _also_reading(self, self.window & rows)
+    def also_reading(self, positions: Positions) -> "StepPlan":
+        """The plan that also reads `positions` of its window. Only here does a plan get more work."""
+        return self if is_subset(self.window & positions, self.reads) else _also_reading(self, self.window & positions)
 
-    def hiding(self, rows: Rows) -> "StepPlan":
-        """The plan without `rows` at the end of the block: they are neither computed nor attended to."""
-        return self if is_subset(rows, self.hidden) else _hiding(self, self.hidden | rows)
+    def hiding(self, positions: Positions) -> "StepPlan":
+        """The plan without `positions` at the end of the block: they are neither computed nor attended to."""
+        return self if is_subset(positions, self.hidden) else _hiding(self, self.hidden | positions)
 
 
-@lru_cache(maxsize=4096)  # the same plans come again and again, and a kept plan has counted its rows already
-def _within(plan: StepPlan, rows: Rows) -> StepPlan:
+@lru_cache(maxsize=4096)  # the same plans come again and again, and a kept plan has counted its positions already
+def _within(plan: StepPlan, positions: Positions) -> StepPlan:
     kind: Kind = plan.kind
     if kind == "full":
         kind = "sub"
-    if kind == "sub" and not rows:
+    if kind == "sub" and not positions:
         kind = "reused"
-    return _cut(plan, rows, kind, plan.hidden)
+    return _cut(plan, positions, kind, plan.hidden)
 
 
 @lru_cache(maxsize=4096)
-def _also_reading(plan: StepPlan, rows: Rows) -> StepPlan:
+def _also_reading(plan: StepPlan, positions: Positions) -> StepPlan:
     attention, keys_values, mlp = plan.layers[-1]
-    last = LayerRows(attention | rows, keys_values, mlp | rows)
-    return replace(plan, reads=plan.reads | rows, layers=(*plan.layers[:-1], last))
+    last = LayerPositions(attention | positions, keys_values, mlp | positions)
+    return replace(plan, reads=plan.reads | positions, layers=(*plan.layers[:-1], last))
 
 
 @lru_cache(maxsize=4096)
-def _hiding(plan: StepPlan, hidden: Rows) -> StepPlan:
+def _hiding(plan: StepPlan, hidden: Positions) -> StepPlan:
     return _cut(plan, plan.window & ~hidden, plan.kind, hidden)
 
 
-def _cut(plan: StepPlan, rows: Rows, kind: Kind, hidden: Rows) -> StepPlan:
+def _cut(plan: StepPlan, positions: Positions, kind: Kind, hidden: Positions) -> StepPlan:
     return replace(
         plan,
         kind=kind,
-        window=rows,
-        reads=plan.reads & rows,
+        window=positions,
+        reads=plan.reads & positions,
         hidden=hidden,
         layers=tuple(
-            layer for run in plan.runs for layer in (LayerRows(*(part & rows for part in run.rows)),) * run.length
+            layer
+            for run in plan.runs
+            for layer in (LayerPositions(*(part & positions for part in run.positions)),) * run.length
         ),
     )
 
 
-def layer_runs(layers: Sequence[LayerRows]) -> Iterator[LayerRun]:
-    """Groups consecutive layers that run the same rows. The last layer is a run of its own: fewer rows go on there."""
+def layer_runs(layers: Sequence[LayerPositions]) -> Iterator[LayerRun]:
+    """Groups consecutive layers that run the same positions. The last layer is a run of its own: fewer positions go on
+    there.
+    """
     first = 0
     for index in range(1, len(layers) + 1):
         if index >= len(layers) - 1 or layers[index] != layers[first]:
@@ -213,14 +218,20 @@ def layer_runs(layers: Sequence[LayerRows]) -> Iterator[LayerRun]:
 
 
 @lru_cache(maxsize=4096)
-def whole_plan(kind: Kind, *, window: Rows, reads: Rows, layers: int, prediction: Prediction = NEXT) -> StepPlan:
-    """Runs every layer on every row of the window; after the last layer's keys and values, only the rows it reads."""
-    inner = LayerRows(window, window, window)
-    last = LayerRows(reads, window, reads)
+def whole_plan(
+    kind: Kind, *, window: Positions, reads: Positions, layers: int, prediction: Prediction = NEXT
+) -> StepPlan:
+    """Runs every layer on every position of the window; after the last layer's keys and values, only the positions it
+    reads.
+    """
+    inner = LayerPositions(window, window, window)
+    last = LayerPositions(reads, window, reads)
     return StepPlan(kind, window, reads, (inner,) * (layers - 1) + (last,), prediction)
 
 
 @lru_cache(maxsize=64)
 def empty_plan(layers: int) -> StepPlan:
     """No forward: the last logits stand."""
-    return StepPlan("reused", NO_ROWS, NO_ROWS, (LayerRows(NO_ROWS, NO_ROWS, NO_ROWS),) * layers)
+    return StepPlan(
+        "reused", NO_POSITIONS, NO_POSITIONS, (LayerPositions(NO_POSITIONS, NO_POSITIONS, NO_POSITIONS),) * layers
+    )

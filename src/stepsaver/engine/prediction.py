@@ -6,16 +6,16 @@ and values never depend on what follows it, and blocks start right behind the pr
 
 from typing import Literal, NamedTuple
 
-from stepsaver.engine.rows import Rows
+from stepsaver.engine.positions import Positions
 
 Predicts = Literal["next", "self", "both"]
 
 
 class Prediction(NamedTuple):
-    """Which token a row of a denoising step predicts. The architecture says which it is."""
+    """Which token a position of a denoising step predicts. The architecture says which it is."""
 
     name: Predicts
-    shift: int  # rows from a row to the one whose token it predicts
+    shift: int  # positions from a position to the one whose token it predicts
 
     @property
     def has_causal_context(self) -> bool:
@@ -23,16 +23,18 @@ class Prediction(NamedTuple):
 
     @property
     def of_context(self) -> "Prediction":
-        """What rows of the context predict: of prefills and commits."""
+        """What positions of the context predict: of prefills and commits."""
         return NEXT if self.has_causal_context else self
 
-    def readers(self, rows: Rows) -> Rows:
-        """The rows whose logits predict the tokens of these rows."""
-        return rows >> self.shift
+    def readers(self, positions: Positions) -> Positions:
+        """The positions whose logits predict the tokens of these positions."""
+        return positions >> self.shift
 
-    def predicted(self, rows: Rows) -> Rows:
-        """The rows whose tokens these rows predict. The next block's first row is numbered after the block's last."""
-        return rows << self.shift
+    def predicted(self, positions: Positions) -> Positions:
+        """The positions whose tokens these positions predict. The next block's first position is numbered after the
+        block's last.
+        """
+        return positions << self.shift
 
     @property
     def opens_blocks(self) -> bool:

@@ -11,7 +11,7 @@ from stepsaver.engine.packing import Step
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import Sample
 
-PREFILL_ROWS = 2048  # rows of one forward, to bound its memory; longer prompts take several forwards
+PREFILL_ROWS = 2048  # positions of one forward, to bound its memory; longer prompts take several forwards
 
 
 @dataclass

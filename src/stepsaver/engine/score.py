@@ -1,9 +1,9 @@
 """Log-likelihoods: by the decode loop, or by one forward.
 
-By the loop, a request becomes a sample with its own writer: the policy chooses rows as in generation, but the given
-tokens are written. Requests with the same context and a continuation of one token become one sample with several
-targets. By one forward there is no second step, so no rule can act; requests that show the same rows and score the same
-ones, such as a question's one-token choices, share it.
+By the loop, a request becomes a sample with its own writer: the policy chooses positions as in generation, but the
+given tokens are written. Requests with the same context and a continuation of one token become one sample with several
+targets. By one forward there is no second step, so no rule can act; requests that show the same positions and score the
+same ones, such as a question's one-token choices, share it.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from stepsaver.engine.forward import Memory, run_step
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Layout, Step
 from stepsaver.engine.plan import whole_plan
-from stepsaver.engine.rows import Rows, row_index, rows_between
+from stepsaver.engine.positions import Positions, position_index, positions_between
 from stepsaver.engine.sampling import Sampling, propose
 from stepsaver.engine.state import Request, Sample, Writer, request_key
 from stepsaver.engine.trace import DENOISING
@@ -117,16 +117,16 @@ def scores_of(scored: ScoredRequest, sample: Sample) -> Iterator[Score]:
 
 
 class Shown(NamedTuple):
-    """What a request shows to the model, and the rows whose tokens are scored."""
+    """What a request shows to the model, and the positions whose tokens are scored."""
 
     tokens: tuple[int, ...]
-    scored: Rows
+    scored: Positions
     block_size: int
 
 
 class Asked(NamedTuple):
     shown: Shown
-    targets: tuple[int, ...]  # one for each row that is scored
+    targets: tuple[int, ...]  # one for each position that is scored
 
 
 class ScoringForward(NamedTuple):
@@ -150,16 +150,16 @@ def reference(request: ScoreRequest, decoding: DecodingSettings) -> Asked:
         raise UsageError("the reference estimator shows a stop token, and this model has none; set the stop id")
     length = len(request.context_ids)
     shown = [*request.context_ids, decoding.mask_id, *request.continuation_ids[1:], decoding.stop_ids[0]]
-    rows = (len(shown) + decoding.block_size - 1) // decoding.block_size * decoding.block_size
-    shown += [decoding.mask_id] * (rows - len(shown))
-    scored = rows_between(length, length + 1)
+    positions = (len(shown) + decoding.block_size - 1) // decoding.block_size * decoding.block_size
+    shown += [decoding.mask_id] * (positions - len(shown))
+    scored = positions_between(length, length + 1)
     return Asked(Shown(tuple(shown), scored, decoding.block_size), request.continuation_ids[:1])
 
 
 def autoregressive(request: ScoreRequest, decoding: DecodingSettings) -> Asked:
     """Scores all tokens of the continuation by causal positions: how likely autoregressive decoding writes it."""
     shown = (*request.context_ids, *request.continuation_ids)
-    scored = rows_between(len(request.context_ids), len(shown))
+    scored = positions_between(len(request.context_ids), len(shown))
     return Asked(Shown(shown[:-1], scored, 1), request.continuation_ids)
 
 
@@ -184,7 +184,7 @@ def steps_of(forwards: Sequence[ScoringForward], decoding: DecodingSettings, lay
             continue
         plan = whole_plan(
             "prefill",
-            window=rows_between(0, len(shown.tokens)),
+            window=positions_between(0, len(shown.tokens)),
             reads=decoding.prediction.of_context.readers(shown.scored),
             layers=layers,
             prediction=decoding.prediction.of_context,
@@ -195,7 +195,7 @@ def steps_of(forwards: Sequence[ScoringForward], decoding: DecodingSettings, lay
 
 def _with_copies(slot: int, shown: Shown, decoding: DecodingSettings, layers: int) -> Step:
     """Causal positions, and a masked copy of each that is scored, which sees only what lies before it."""
-    count, scored = len(shown.tokens), row_index(shown.scored)
+    count, scored = len(shown.tokens), position_index(shown.scored)
     copies = np.arange(count, count + len(scored))
     positions, places = np.concatenate((np.arange(count), scored)), np.arange(count + len(scored))
     views = np.zeros((len(places), 3), dtype=np.int64)
@@ -203,8 +203,8 @@ def _with_copies(slot: int, shown: Shown, decoding: DecodingSettings, layers: in
     views[count:, 1:] = np.stack((scored, copies), 1)
     plan = whole_plan(
         "prefill",
-        window=rows_between(0, len(places)),
-        reads=rows_between(count, len(places)),
+        window=positions_between(0, len(places)),
+        reads=positions_between(count, len(places)),
         layers=layers,
         prediction=decoding.prediction,
     )
@@ -217,7 +217,7 @@ def run_once(
     model: Transformer, memory: Memory, steps: Sequence[Step], forwards: Sequence[ScoringForward], mask_id: int
 ) -> Iterator[Score]:
     """The score of every request that the forwards answer."""
-    targets = [row for each in forwards for row in zip(*each.targets.values(), strict=True)]
+    targets = [position for each in forwards for position in zip(*each.targets.values(), strict=True)]
     proposals = propose(run_step(model, memory, steps).logits, mask_id=mask_id, sampling=Sampling(), targets=targets)
     first = 0
     for each in forwards:

@@ -9,20 +9,28 @@ from numpy.typing import NDArray
 
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.plan import LayerRun, StepPlan
-from stepsaver.engine.rows import NO_ROWS, Rows, first_row, row_index, row_list, row_set, rows_between
+from stepsaver.engine.positions import (
+    NO_POSITIONS,
+    Positions,
+    first_position,
+    position_index,
+    position_list,
+    position_set,
+    positions_between,
+)
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.trace import SampleStep
 
 Finish = Literal["stop", "length"]
-NEVER = -1  # the stamp of a row that has not been computed in this block yet
+NEVER = -1  # the stamp of a position that has not been computed in this block yet
 
 
 class Writer:
-    """Chooses the tokens of unmasked rows. Generation writes what the model proposes; scoring has its own writer."""
+    """Chooses the tokens of unmasked positions. Generation writes what is proposed; scoring has its own writer."""
 
     shares_contexts: ClassVar[bool] = False  # with other requests that have the same context
     has_targets: ClassVar[bool] = False  # whether there are tokens to score
-    last: int | None = None  # rows from this position on stay masked; None: blocks are decoded to their end
+    last: int | None = None  # positions from this position on stay masked; None: blocks are decoded to their end
 
     def targets(self, position: int) -> tuple[int, ...]:
         """The tokens to score at a position."""
@@ -35,7 +43,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller asks for: a prompt of at least one token, the number of new tokens, and the writer."""
+    """What a caller asks for: a prompt of at least one token, how many new ones, and the writer."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
@@ -63,7 +71,7 @@ class Ending(NamedTuple):
 
 
 class Stamps(NamedTuple):
-    """Per part, layer and row, the token that the row had when the part was last computed."""
+    """Per part, layer and position, the token that the position had when the part was last computed."""
 
     parts: NDArray[np.int64]  # attention, keys and values, MLP
 
@@ -80,8 +88,8 @@ class Stamps(NamedTuple):
         return self.parts[2]
 
 
-class RowHistory(NamedTuple):
-    """Per row: the step of the block in which it was last run (-1: never), and how it drifted."""
+class PositionHistory(NamedTuple):
+    """Per position: the step of the block in which it was last run (-1: never), and how it drifted."""
 
     last_run: NDArray[np.int64]
     drift: NDArray[np.float64]  # in the probe layers, when it was last recomputed unchanged; negative: not measured
@@ -89,7 +97,7 @@ class RowHistory(NamedTuple):
 
 
 class Ages(NamedTuple):
-    """Per part, layer and row, for how many steps without a break the delta has been reused."""
+    """Per part, layer and position, for how many steps without a break the delta has been reused."""
 
     parts: NDArray[np.int64]  # attention, MLP
 
@@ -108,56 +116,59 @@ class LayerHistory(NamedTuple):
     stamps: Stamps
     ages: Ages
 
-    def changed(self, tokens: NDArray[np.int64]) -> Rows:
-        """Rows whose token differs from the one their keys and values were computed with, in any layer."""
-        return row_set((self.stamps.keys_values != tokens).any(axis=0))
+    def changed(self, tokens: NDArray[np.int64]) -> Positions:
+        """Positions whose token differs from the one their keys and values were computed with, in any layer."""
+        return position_set((self.stamps.keys_values != tokens).any(axis=0))
 
     def stamp(self, run: LayerRun, tokens: NDArray[np.int64]) -> None:
-        """Notes the tokens that some layers computed their rows with."""
-        layers, rows = slice(run.first, run.last), run.rows
-        if rows.attention == rows.keys_values == rows.mlp:  # true for most runs: one write instead of three
-            index = row_index(rows.mlp)
+        """Notes the tokens that some layers computed their positions with."""
+        layers, positions = slice(run.first, run.last), run.positions
+        if (
+            positions.attention == positions.keys_values == positions.mlp
+        ):  # true for most runs: one write instead of three
+            index = position_index(positions.mlp)
             self.stamps.parts[:, layers, index] = tokens[index]
             return
-        for stamps, ran in zip(self.stamps.parts, rows, strict=True):
-            index = row_index(ran)
+        for stamps, ran in zip(self.stamps.parts, positions, strict=True):
+            index = position_index(ran)
             stamps[layers, index] = tokens[index]
 
-    def age(self, run: LayerRun, carried: Rows) -> None:
-        """Ages the reused deltas of the rows that go on, and resets the age of those that ran."""
+    def age(self, run: LayerRun, carried: Positions) -> None:
+        """Ages the reused deltas of the positions that go on, and resets the age of those that ran."""
         layers = slice(run.first, run.last)
-        if run.rows.attention == run.rows.mlp == carried:
-            self.ages.parts[:, layers, row_index(carried)] = 0
+        if run.positions.attention == run.positions.mlp == carried:
+            self.ages.parts[:, layers, position_index(carried)] = 0
             return
-        for ages, ran in zip(self.ages.parts, (run.rows.attention, run.rows.mlp), strict=True):
-            ages[layers, row_index(carried & ~ran)] += 1
-            ages[layers, row_index(ran)] = 0
+        for ages, ran in zip(self.ages.parts, (run.positions.attention, run.positions.mlp), strict=True):
+            ages[layers, position_index(carried & ~ran)] += 1
+            ages[layers, position_index(ran)] = 0
 
 
 class Unmasking(NamedTuple):
     step: int  # of the block
-    rows: Rows
+    positions: Positions
 
 
 @dataclass
 class BlockState:
-    """The block being decoded: its tokens, which rows are still masked, and what its caches were computed with."""
+    """The block being decoded: its tokens, which positions are still masked, and what its caches were computed with."""
 
-    start: int  # absolute position of row 0
+    start: int  # the first position in the text
     tokens: NDArray[np.int64]
-    masked: Rows
-    never_unmasked: Rows  # masked rows that will never be unmasked: those after a continuation that is scored
-    changed: Rows  # rows whose token differs from the one their keys and values were computed with, in any layer
-    by_layer: LayerHistory | None  # None: not needed, and all layers rewrite the keys and values of the same rows
-    proposed: NDArray[np.int64]  # per row, the last token proposed for it
+    masked: Positions
+    never_unmasked: Positions  # masked positions that will never be unmasked: those after a continuation that is scored
+    changed: Positions  # positions whose token differs from the one of their keys and values, in any layer
+
+    by_layer: LayerHistory | None  # None: not needed, and all layers rewrite the keys and values of the same positions
+    proposed: NDArray[np.int64]  # per position, the last token proposed for it
     confidence: NDArray[np.float64]  # and how sure the model was; NaN if no step has computed it
-    history: RowHistory
+    history: PositionHistory
     steps: int = 0  # denoising steps so far, full, sub and reused
     steps_in_sub_block: int = 0
     unmaskings: list[Unmasking] = field(default_factory=list)  # by step, ascending
-    target_scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of rows with targets
+    target_scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of positions with targets
     opening: int | None = None  # the token that the next block would open with, by the last step
-    drift_since_full: float = 0.0  # sum over the steps since the last full one of the mean drift of recomputed rows
+    drift_since_full: float = 0.0  # the mean drift of recomputed positions, summed since the last full step
 
     @property
     def size(self) -> int:
@@ -165,42 +176,48 @@ class BlockState:
 
     @property
     def known(self) -> int:
-        """How many rows there are before the first masked one."""
-        return first_row(self.masked) if self.masked else self.size
+        """How many positions there are before the first masked one."""
+        return first_position(self.masked) if self.masked else self.size
 
-    def note(self, rows: Rows, proposed: Proposals) -> None:
-        """Stores what a step proposed for some rows."""
-        own = rows & rows_between(0, self.size)
-        index = row_index(own)
+    def note(self, positions: Positions, proposed: Proposals) -> None:
+        """Stores what a step proposed for some positions."""
+        own = positions & positions_between(0, self.size)
+        index = position_index(own)
         count = len(index)
         self.proposed[index] = proposed.tokens[:count]
         self.confidence[index] = proposed.confidence[:count]
-        self.target_scores.update(zip(row_list(own), proposed.target_scores[:count], strict=True))
-        if count < len(proposed.tokens):  # the row after the last one
+        self.target_scores.update(zip(position_list(own), proposed.target_scores[:count], strict=True))
+        if count < len(proposed.tokens):  # the position after the last one
             self.opening = int(proposed.tokens[count])
 
-    def noted(self, row: int) -> tuple[int, NDArray[np.float64]]:
-        """The token last proposed for a row, and the scores of its targets."""
-        return int(self.proposed[row]), self.target_scores[row]
+    def noted(self, position: int) -> tuple[int, NDArray[np.float64]]:
+        """The token last proposed for a position, and the scores of its targets."""
+        return int(self.proposed[position]), self.target_scores[position]
 
-    def unmask(self, rows: Rows, tokens: NDArray[np.int64]) -> None:
-        assert rows & ~self.masked == NO_ROWS, "a row is unmasked once"
-        index = row_index(rows)
-        assert not np.isnan(self.confidence[index]).any(), "a row is unmasked from logits that a step computed for it"
+    def unmask(self, positions: Positions, tokens: NDArray[np.int64]) -> None:
+        assert positions & ~self.masked == NO_POSITIONS, "a position is unmasked once"
+        index = position_index(positions)
+        assert not np.isnan(self.confidence[index]).any(), (
+            "a position is unmasked from logits that a step computed for it"
+        )
         differing = index[self.tokens[index] != tokens]  # a scored text may contain the mask token itself
-        self.changed |= rows if len(differing) == len(index) else sum(1 << row for row in differing.tolist())
+        self.changed |= (
+            positions if len(differing) == len(index) else sum(1 << position for position in differing.tolist())
+        )
         self.tokens[index] = tokens
-        self.unmaskings.append(Unmasking(self.steps, rows))
-        self.masked &= ~rows
+        self.unmaskings.append(Unmasking(self.steps, positions))
+        self.masked &= ~positions
 
     def count_step(self, *, is_last_of_sub_block: bool) -> None:
         self.steps += 1
         self.steps_in_sub_block = 0 if is_last_of_sub_block else self.steps_in_sub_block + 1
 
     def record_drift(self, plan: StepPlan, drift: NDArray[np.float64]) -> None:
-        """Notes the drift of the window's rows in the probe layers. It only means something for unchanged rows."""
+        """Notes the drift of the window's positions in the probe layers. It only means something for unchanged
+        positions.
+        """
         assert self.by_layer is not None, "a drift is measured against deltas that are kept"
-        window = row_index(plan.window)
+        window = position_index(plan.window)
         unchanged = (self.by_layer.stamps.keys_values[0, window] == self.tokens[window]) & np.isfinite(drift)
         history = self.history
         history.drift[window] = np.where(unchanged, drift, -1.0)
@@ -211,14 +228,14 @@ class BlockState:
     def record_run(self, plan: StepPlan) -> None:
         """Notes what a plan computed and, if there is a history by layer, what each layer computed and reused."""
         history = self.history
-        history.last_run[row_index(plan.window)] = self.steps
+        history.last_run[position_index(plan.window)] = self.steps
         if plan.kind == "full":
             self.drift_since_full = 0.0
         if self.by_layer is None:
-            assert plan.rewrites_alike, f"layers rewrite different rows and nobody notes which: {plan}"
+            assert plan.rewrites_alike, f"layers rewrite different positions and nobody notes which: {plan}"
             self.changed &= ~plan.rewritten
             return
-        history.drift_since_run[row_index(plan.run_everywhere)] = 0.0
+        history.drift_since_run[position_index(plan.run_everywhere)] = 0.0
         for run in plan.runs:
             self.by_layer.stamp(run, self.tokens)
             self.by_layer.age(run, plan.carried(run.last - 1))
@@ -235,17 +252,17 @@ def new_block(
     size = decoding.block_size
     tokens = np.full(size, decoding.mask_id, dtype=np.int64)
     tokens[: len(given)] = given
-    masked = rows_between(len(given), size)
+    masked = positions_between(len(given), size)
     return BlockState(
         start=start,
         tokens=tokens,
         masked=masked,
-        never_unmasked=NO_ROWS if last is None else masked & ~rows_between(0, max(0, last - start)),
-        changed=rows_between(0, size),
+        never_unmasked=NO_POSITIONS if last is None else masked & ~positions_between(0, max(0, last - start)),
+        changed=positions_between(0, size),
         by_layer=None if layers is None else _new_history(layers, size),
         proposed=np.full(size, decoding.mask_id, dtype=np.int64),
         confidence=np.full(size, np.nan),
-        history=RowHistory(
+        history=PositionHistory(
             last_run=np.full(size, -1, dtype=np.int64),
             drift=np.full(size, -1.0),
             drift_since_run=np.zeros(size),
@@ -290,7 +307,7 @@ def ending_of(sample: Sample, stop_ids: tuple[int, ...]) -> Ending | None:
     first_generated = max(0, len(sample.request.prompt) - block.start)
     limit = sample.request.end - block.start
     known = block.known
-    for row, token in enumerate(block.tokens[first_generated : min(known, limit)].tolist(), first_generated):
+    for position, token in enumerate(block.tokens[first_generated : min(known, limit)].tolist(), first_generated):
         if token in stop_ids:
-            return Ending("stop", block.start + row + 1)
+            return Ending("stop", block.start + position + 1)
     return Ending("length", sample.request.end) if known >= limit else None

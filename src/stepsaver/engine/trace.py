@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stepsaver.engine.plan import Kind, StepPlan
-from stepsaver.engine.rows import NO_ROWS, Rows, first_row
+from stepsaver.engine.positions import NO_POSITIONS, Positions, first_position
 
 DENOISING: tuple[Kind, ...] = ("full", "sub", "reused", "draft")  # the kinds of denoising steps
 COMPUTED_STEPS: tuple[Kind, ...] = ("full", "sub")  # steps of block diffusion that compute rows
@@ -19,7 +19,7 @@ class SampleStep(NamedTuple):
     step: int  # index in its block, from 0; for a commit, the number of steps before it
     step_in_sub_block: int
     rows: int
-    first_row: int | None  # of a sub-block step, numbered within its block
+    first_position: int | None  # of a sub-block step, numbered within its block
     context: int  # rows of context that its attention saw, the block included
     attention_run: int
     attention_reused: int
@@ -29,7 +29,7 @@ class SampleStep(NamedTuple):
     head_rows: int
     unmasked: int  # rows that became tokens
     recomputed_context: int = 0  # rows of context run again because the prefix cache is off
-    window: Rows = NO_ROWS  # the rows that ran, numbered within its block
+    window: Positions = NO_POSITIONS  # the rows that ran, numbered within its block
     drafted: int = 0  # tokens that were verified
     forward: int = 0  # number of the forward in its trace
 
@@ -70,7 +70,7 @@ class Trace:
     def add_single_forward(self, seconds: float, plans: Sequence[StepPlan], first_sample: int) -> None:
         """Records a forward of all layers outside the decode loop: for scores by one forward."""
         entries = tuple(
-            sample_step(first_sample + index, plan, step=0, context=plan.rows, unmasked=0, recomputed_context=0)
+            sample_step(first_sample + index, plan, step=0, context=plan.positions, unmasked=0, recomputed_context=0)
             for index, plan in enumerate(plans)
         )
         layers = len(plans[0].layers)
@@ -142,8 +142,8 @@ def sample_step(
         kind=plan.kind,
         step=step,
         step_in_sub_block=step_in_sub_block,
-        rows=plan.rows,
-        first_row=first_row(plan.window) if plan.kind == "sub" else None,
+        rows=plan.positions,
+        first_position=first_position(plan.window) if plan.kind == "sub" else None,
         context=context,
         attention_run=plan.attention_run,
         attention_reused=plan.attention_reused,

@@ -6,9 +6,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from stepsaver.engine.positions import NO_POSITIONS, Positions, first_position, position_index, positions_between
 from stepsaver.engine.prediction import NEXT, Prediction
-from stepsaver.engine.rows import NO_ROWS, Rows, first_row, row_index, rows_between
-from stepsaver.engine.state import Ages, BlockState, LayerHistory, RowHistory, Stamps, Unmasking
+from stepsaver.engine.state import Ages, BlockState, LayerHistory, PositionHistory, Stamps, Unmasking
 
 
 @dataclass(frozen=True)
@@ -21,43 +21,44 @@ class StepView:
     block_cache: bool
     step: int  # denoising steps of this block so far
     tokens: NDArray[np.int64]
-    masked: Rows
-    never_unmasked: Rows
-    changed: Rows  # rows whose token differs from the one their keys and values were computed with, in any layer
+    masked: Positions
+    never_unmasked: Positions
+    changed: Positions  # positions whose token differs from the one of their keys and values, in any layer
+
     by_layer: LayerHistory | None  # kept if deltas are kept or steps are checked
     unmaskings: list[Unmasking]
     confidence: NDArray[np.float64]
-    history: RowHistory
+    history: PositionHistory
     steps_in_sub_block: int
     drift_since_full: float
 
     @property
     def stamps(self) -> Stamps:
-        """Per sublayer, layer and row, the token that the row had when it was last computed there."""
+        """Per sublayer, layer and position, the token that the position had when it was last computed there."""
         assert self.by_layer is not None, "a rule that looks at single layers reuses deltas"
         return self.by_layer.stamps
 
     @property
     def ages(self) -> Ages:
-        """Per sublayer, layer and row, for how many steps without a break its delta has been reused."""
+        """Per sublayer, layer and position, for how many steps without a break its delta has been reused."""
         assert self.by_layer is not None, "a rule that looks at single layers reuses deltas"
         return self.by_layer.ages
 
     @property
     def last_run(self) -> NDArray[np.int64]:
-        """Per row, the step of the block in which it was last run; -1: never."""
+        """Per position, the step of the block in which it was last run; -1: never."""
         return self.history.last_run
 
     @property
     def drift(self) -> NDArray[np.float64]:
-        """Per row, how much it changed in the probe layers when it was last recomputed with the same token, relative to
-        its size; negative: not measured.
+        """Per position, how much it changed in the probe layers when it was last recomputed with the same token,
+        relative to its size; negative: not measured.
         """
         return self.history.drift
 
     @property
     def drift_since_run(self) -> NDArray[np.float64]:
-        """Per row, its drifts added up since all its layers last ran."""
+        """Per position, its drifts added up since all its layers last ran."""
         return self.history.drift_since_run
 
     @property
@@ -65,28 +66,30 @@ class StepView:
         return len(self.tokens)
 
     @cached_property
-    def sub_block(self) -> Rows:
-        """The sub-block being decoded: the first one with a row to unmask."""
-        start = first_row(self.masked & ~self.never_unmasked) // self.sub_block_size * self.sub_block_size
-        return rows_between(start, start + self.sub_block_size)
+    def sub_block(self) -> Positions:
+        """The sub-block being decoded: the first one with a position to unmask."""
+        start = first_position(self.masked & ~self.never_unmasked) // self.sub_block_size * self.sub_block_size
+        return positions_between(start, start + self.sub_block_size)
 
     @cached_property
-    def candidates(self) -> Rows:
-        """The rows that a step may unmask: the masked rows of the sub-block."""
+    def candidates(self) -> Positions:
+        """The positions that a step may unmask: the masked positions of the sub-block."""
         return self.sub_block & self.masked & ~self.never_unmasked
 
-    def is_proposed(self, rows: Rows) -> bool:
-        """Whether a step has proposed a token for each of some rows. Rows that were left out so far have none."""
-        return not bool(np.isnan(self.confidence[row_index(rows)]).any())
+    def is_proposed(self, positions: Positions) -> bool:
+        """Whether a step has proposed a token for each of some positions. Positions that were left out so far have
+        none.
+        """
+        return not bool(np.isnan(self.confidence[position_index(positions)]).any())
 
-    def unmasked_within(self, steps: int) -> Rows:
-        """Rows that were unmasked in the last `steps` steps of the block."""
-        rows = NO_ROWS
+    def unmasked_within(self, steps: int) -> Positions:
+        """Positions that were unmasked in the last `steps` steps of the block."""
+        positions = NO_POSITIONS
         for unmasking in reversed(self.unmaskings):
             if self.step - unmasking.step > steps:
                 break
-            rows |= unmasking.rows
-        return rows
+            positions |= unmasking.positions
+        return positions
 
 
 def step_view(

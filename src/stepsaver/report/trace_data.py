@@ -15,7 +15,7 @@ from stepsaver.engine.base_plan import commit_plan
 from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.engine import Completion, Engine
 from stepsaver.engine.plan import StepPlan
-from stepsaver.engine.rows import NO_ROWS, Rows, describe, row_list, rows_between
+from stepsaver.engine.positions import NO_POSITIONS, Positions, describe, position_list, positions_between
 from stepsaver.engine.saved import SavedPositions
 from stepsaver.engine.trace import SampleStep
 
@@ -119,10 +119,10 @@ class _Seen(NamedTuple):
     plan: StepPlan
     start: int
     tokens: list[int]
-    sub_block: Rows
-    changed: Rows
+    sub_block: Positions
+    changed: Positions
     proposals: list[Proposal]
-    unmasked: Rows
+    unmasked: Positions
     branches: list[ShownBranch]
 
 
@@ -138,7 +138,7 @@ class TraceRecorder:
         self.saved(event)
         proposals = [
             Proposal(row, int(event.proposed[row]), round(float(event.confidence[row]), 3))
-            for row in row_list(event.masked)
+            for row in position_list(event.masked)
             if not np.isnan(event.confidence[row])
         ]
         self._seen[event.sample.index].append(
@@ -206,11 +206,11 @@ def _denoising_frame(step: SampleStep, seen: _Seen) -> Frame:
         seen.start,
         seen.tokens,
         plan=seen.plan,
-        positions=[seen.start + row for row in row_list(seen.unmasked)],
+        positions=[seen.start + row for row in position_list(seen.unmasked)],
     )
     frame["sub_block"] = describe(seen.sub_block)
     # in a block's first step nothing has been computed before, so nothing can have changed
-    frame["changed"] = describe(seen.changed if step.step else NO_ROWS)
+    frame["changed"] = describe(seen.changed if step.step else NO_POSITIONS)
     frame["proposals"] = seen.proposals
     frame["unmasked"] = describe(seen.unmasked)
     frame["branches"] = seen.branches
@@ -219,12 +219,12 @@ def _denoising_frame(step: SampleStep, seen: _Seen) -> Frame:
     return frame
 
 
-def _verified(seen: _Seen) -> tuple[Rows, Rows]:
+def _verified(seen: _Seen) -> tuple[Positions, Positions]:
     """Returns the drafted rows that a verification kept and those that it threw away.
 
     The first of the masked rows is behind the known ones, and the row after the last one was not drafted.
     """
-    drafted = seen.sub_block & ~rows_between(len(seen.tokens) - 1, len(seen.tokens))
+    drafted = seen.sub_block & ~positions_between(len(seen.tokens) - 1, len(seen.tokens))
     same = sum(1 << row for row, token, _ in seen.proposals if seen.tokens[row] == token)
     accepted = drafted & seen.unmasked & same
     return accepted, drafted & ~accepted
@@ -238,13 +238,13 @@ def _frame(
         start=start,
         tokens=tokens,
         rows=step.rows,
-        hidden=describe(plan.hidden if plan else NO_ROWS),
-        sub_block=describe(NO_ROWS),
-        changed=describe(NO_ROWS),
+        hidden=describe(plan.hidden if plan else NO_POSITIONS),
+        sub_block=describe(NO_POSITIONS),
+        changed=describe(NO_POSITIONS),
         proposals=[],
-        unmasked=describe(NO_ROWS),
-        accepted=describe(NO_ROWS),
-        rejected=describe(NO_ROWS),
+        unmasked=describe(NO_POSITIONS),
+        accepted=describe(NO_POSITIONS),
+        rejected=describe(NO_POSITIONS),
         branches=[],
         layers=_layers(plan) if plan else [],
         positions=positions,

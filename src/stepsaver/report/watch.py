@@ -13,8 +13,8 @@ from rich.text import Text
 
 from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.engine import Engine
-from stepsaver.engine.plan import LayerRows, LayerRun
-from stepsaver.engine.rows import first_row
+from stepsaver.engine.plan import LayerPositions, LayerRun
+from stepsaver.engine.positions import first_position
 from stepsaver.engine.state import Sample
 
 TEXT_TOKENS, TEXT_LINES = 400, 8  # that are shown of the text's end
@@ -81,7 +81,7 @@ class Watch:
         plan, sample = event.plan, event.sample
         return Text(
             f"sample {sample.index + 1} of {self._samples} · block at position {event.start} · "
-            f"{KINDS[plan.kind]} · {plan.rows} rows · {event.unmasked.bit_count()} unmasked",
+            f"{KINDS[plan.kind]} · {plan.positions} rows · {event.unmasked.bit_count()} unmasked",
             style="bold",
         )
 
@@ -117,7 +117,7 @@ def _rows(event: StepEvent) -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", style="dim", no_wrap=True)
     grid.add_column(no_wrap=True)
-    first, count = first_row(event.sub_block), event.sub_block.bit_count()
+    first, count = first_position(event.sub_block), event.sub_block.bit_count()
     grid.add_row("sub-block", Text(" " * width * first + "▁" * width * count, "cyan"))
     line = Text()
     for row in range(size):
@@ -172,7 +172,7 @@ def _confidence_style(confidence: float) -> str:
 
 def _cell_style(event: StepEvent, run: LayerRun, row: int) -> str:
     bit = 1 << row
-    rows: LayerRows = run.rows
+    rows: LayerPositions = run.positions
     if rows.attention & rows.mlp & bit:
         has_been_computed = event.sample.steps[-1].step > 0  # in a block's first step nothing can have changed
         return CHANGED if event.changed & bit and has_been_computed else COMPUTED

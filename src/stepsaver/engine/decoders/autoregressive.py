@@ -12,7 +12,7 @@ from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
-from stepsaver.engine.rows import rows_between
+from stepsaver.engine.positions import positions_between
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import Request, Sample
 
@@ -53,8 +53,8 @@ class Autoregressive(Decoder):
         count = len(tokens)
         plan = whole_plan(
             "commit",
-            window=rows_between(0, count),
-            reads=rows_between(count - 1, count),
+            window=positions_between(0, count),
+            reads=positions_between(count - 1, count),
             layers=batch.model.config.layers,
             prediction=batch.decoding.prediction.of_context,
         )

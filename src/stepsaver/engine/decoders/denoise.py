@@ -1,4 +1,4 @@
-"""Block diffusion: denoising steps until no row of the block is masked, then a commit."""
+"""Block diffusion: denoising steps until no position of the block is masked, then a commit."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +16,7 @@ from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.plugins import raise_fault
 from stepsaver.engine.policies.policy import Candidates, Policy
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rows import Rows, row_index, row_list
+from stepsaver.engine.positions import Positions, position_index, position_list
 from stepsaver.engine.rules.rule import Rule, check_rules, plan_commit, plan_step
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import BlockState, Sample
@@ -27,11 +27,11 @@ DEFAULT = Threshold()
 
 @dataclass(frozen=True)
 class Denoise(Decoder):
-    """The policy chooses which rows a step unmasks. The rules choose what it computes.
+    """The policy chooses which positions a step unmasks. The rules choose what it computes.
 
     Where commits are joined, a commit's forward also runs the next block's first step. The first token of that block is
-    guessed: it is what the last step read from the last row. The commit then tells whether the guess was right; if not,
-    the step is run again. Either way the tokens are the same as with separate forwards.
+    guessed: it is what the last step read from the last position. The commit then tells whether the guess was right; if
+    not, the step is run again. Either way the tokens are the same as with separate forwards.
     """
 
     name: ClassVar[str] = "block"
@@ -52,7 +52,7 @@ class Denoise(Decoder):
         check_rules(self.rules, decoding, layers)
 
     def next_steps(self, batch: BatchContext, sample: Sample) -> list[ScheduledStep]:
-        """A denoising step, or, if no row is left to unmask, the commit, maybe with the next block's first step."""
+        """A denoising step, or, if nothing is left to unmask, the commit, maybe with the next block's first step."""
         block = sample.block
         if block.masked & ~block.never_unmasked:
             return [self._denoise(batch, sample, block)]
@@ -71,7 +71,7 @@ class Denoise(Decoder):
         return _scheduled(batch, sample, block, view, plan)
 
     def _guessed_block(self, batch: BatchContext, sample: Sample) -> BlockState | None:
-        """The block after the one being committed, if the guess is right; None without a guess or rows to unmask."""
+        """The block after the one being committed, if the guess is right; None without a guess or masks."""
         block, writer = sample.block, sample.request.writer
         start = block.start + block.size
         given: tuple[int, ...] = ()
@@ -85,7 +85,7 @@ class Denoise(Decoder):
         return following if is_needed else None
 
     def take(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
-        """Unmasks rows after a denoising step; after a commit, goes on with the next block."""
+        """Unmasks positions after a denoising step; after a commit, goes on with the next block."""
         if run[0].plan.kind != "commit":
             return [self._unmask(batch, run[0], proposals[0])]
         outcomes = [self.commit(batch, run[0], proposals[0])]
@@ -102,18 +102,23 @@ class Denoise(Decoder):
         return self._unmask(batch, step, proposed)._replace(guess="right")
 
     def _unmask(self, batch: BatchContext, step: ScheduledStep, proposed: Proposals) -> Outcome:
-        """Lets the policy choose among new and earlier proposals, and puts tokens into the chosen rows."""
+        """Lets the policy choose among new and earlier proposals, and puts tokens into the chosen positions."""
         sample, block, view = step.sample, step.block, step.view
         assert view is not None
         before = (view.changed, block.tokens.copy(), block.masked) if batch.on_step else None
         block.record_run(step.plan)
         block.note(step.plan.predicted, proposed)
-        rows = row_list(view.candidates)
-        confidences = tuple(block.confidence[row_index(view.candidates)].tolist())
-        chosen = self._choose(Candidates(rows, confidences), view)
+        positions = position_list(view.candidates)
+        confidences = tuple(block.confidence[position_index(view.candidates)].tolist())
+        chosen = self._choose(Candidates(positions, confidences), view)
         write = sample.request.writer.write
-        block.unmask(chosen, np.array([write(block.start + row, *block.noted(row)) for row in row_list(chosen)]))
-        sample.confidences.update((block.start + row, float(block.confidence[row])) for row in row_list(chosen))
+        block.unmask(
+            chosen,
+            np.array([write(block.start + position, *block.noted(position)) for position in position_list(chosen)]),
+        )
+        sample.confidences.update(
+            (block.start + position, float(block.confidence[position])) for position in position_list(chosen)
+        )
         block.count_step(is_last_of_sub_block=chosen == view.candidates)
         self.end_if_over(batch, sample, new=chosen.bit_count())
         event = None
@@ -123,10 +128,10 @@ class Denoise(Decoder):
             event = StepEvent(sample, step.plan, block.start, view.sub_block, *before, *made, unruled)
         return Outcome(chosen.bit_count(), event)
 
-    def _choose(self, candidates: Candidates, view: StepView) -> Rows:
+    def _choose(self, candidates: Candidates, view: StepView) -> Positions:
         try:
             chosen = self.policy.choose(candidates, view)
-            assert isinstance(chosen, int), f"it chose {shown(chosen)}, which is no set of rows"
+            assert isinstance(chosen, int), f"it chose {shown(chosen)}, which is no set of positions"
             assert 0 < chosen == chosen & view.candidates, f"it chose {bin(chosen)} of {bin(view.candidates)}"
         except Exception as error:
             raise_fault("policy", self.policy, error)

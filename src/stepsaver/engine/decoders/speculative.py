@@ -16,8 +16,8 @@ from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.packing import Layout, Step
 from stepsaver.engine.plan import Kind, whole_plan
+from stepsaver.engine.positions import NO_POSITIONS, positions_between
 from stepsaver.engine.registry import tuned
-from stepsaver.engine.rows import NO_ROWS, rows_between
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import Request, Sample, ending_of
 
@@ -89,7 +89,7 @@ class _Rows(NamedTuple):
         columns = np.array(self.lines, dtype=np.int64)
         plan = whole_plan(
             kind,
-            window=rows_between(0, len(self.lines)),
+            window=positions_between(0, len(self.lines)),
             reads=sum(1 << row for row in self.read),
             layers=batch.model.config.layers,
             prediction=batch.decoding.prediction.of_context,
@@ -308,7 +308,7 @@ class Speculative(Decoder):
             fitting = min(len(new.ids), block.size - known)
             block.confidence[known : known + fitting] = new.confidence[:fitting]
             sample.confidences.update(enumerate(new.confidence[:fitting].tolist(), block.start + known))
-            block.unmask(rows_between(known, known + fitting), new.ids[:fitting])
+            block.unmask(positions_between(known, known + fitting), new.ids[:fitting])
             self.end_if_over(batch, sample, new=fitting)
             new = new[fitting:]
 
@@ -376,6 +376,6 @@ def _event(
     proposed, confidence = np.full(size, batch.decoding.mask_id), np.full(size, np.nan)
     proposed[first : first + len(predicted.ids)] = predicted.ids
     confidence[first : first + len(predicted.ids)] = predicted.confidence
-    masked, written = rows_between(first, size), rows_between(first, first + unmasked)
-    before = (masked, NO_ROWS, tokens, masked)
+    masked, written = positions_between(first, size), positions_between(first, first + unmasked)
+    before = (masked, NO_POSITIONS, tokens, masked)
     return StepEvent(sample, scheduled.plan, start, *before, proposed, confidence, written, scheduled.plan, branches)

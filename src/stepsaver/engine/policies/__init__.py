@@ -1,1 +1,1 @@
-"""Decode policies: one file per policy. A policy decides which rows a step unmasks, nothing else."""
+"""Decode policies: one file per policy. A policy decides which positions a step unmasks, nothing else."""

@@ -1,4 +1,4 @@
-"""Adaptive skip over steps: unmask more rows from one forward if its confidences justify it."""
+"""Adaptive skip over steps: unmask more positions from one forward if its confidences justify it."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -6,18 +6,19 @@ from typing import ClassVar
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, by_confidence
 from stepsaver.engine.policies.threshold import Threshold
+from stepsaver.engine.positions import Positions
 from stepsaver.engine.registry import tuned
-from stepsaver.engine.rows import Rows
 from stepsaver.engine.view import StepView
 
 
 @dataclass(frozen=True)
 class AdaptiveSteps:
-    """Beyond the threshold, unmasks up to `max_rows` further rows while the doubts of all unmasked rows add up to less
-    than `margin`.
+    """Beyond the threshold, unmasks up to `max_rows` further positions while the doubts of all unmasked positions add
+    up to less than `margin`.
 
-    Source: replaces what k = 2, 3 in mode `output` does blindly. It rests on a union bound: if each row is right with
-    probability c_i, all rows are right with probability at least 1 - sum(1 - c_i). A row's doubt is 1 - c_i.
+    Source: replaces what k = 2, 3 in mode `output` does blindly. It rests on a union bound: if each position is right
+    with probability c_i, all positions are right with probability at least 1 - sum(1 - c_i). A position's doubt is 1 -
+    c_i.
     """
 
     name: ClassVar[str] = "adaptive_steps"
@@ -33,13 +34,13 @@ class AdaptiveSteps:
             raise UsageError(f"policy adaptive_steps: max_rows {self.max_rows} is negative")
         Threshold(self.threshold)
 
-    def choose(self, candidates: Candidates, view: StepView) -> Rows:
+    def choose(self, candidates: Candidates, view: StepView) -> Positions:
         chosen = Threshold(self.threshold).choose(candidates, view)
-        doubt = sum(1 - sure for row, sure in by_confidence(candidates) if chosen >> row & 1)
-        further = [(row, sure) for row, sure in by_confidence(candidates) if not chosen >> row & 1]
-        for row, sure in further[: self.max_rows]:
+        doubt = sum(1 - sure for position, sure in by_confidence(candidates) if chosen >> position & 1)
+        further = [(position, sure) for position, sure in by_confidence(candidates) if not chosen >> position & 1]
+        for position, sure in further[: self.max_rows]:
             doubt += 1 - sure
             if not doubt < self.margin:
                 break
-            chosen |= 1 << row
+            chosen |= 1 << position
         return chosen

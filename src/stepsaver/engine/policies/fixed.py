@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, by_confidence
-from stepsaver.engine.rows import Rows
+from stepsaver.engine.positions import Positions
 from stepsaver.engine.view import StepView
 
 
@@ -24,5 +24,5 @@ class Fixed:
         if self.rows < 1:
             raise UsageError(f"policy fixed: rows {self.rows} is not positive")
 
-    def choose(self, candidates: Candidates, view: StepView) -> Rows:
+    def choose(self, candidates: Candidates, view: StepView) -> Positions:
         return sum(1 << row for row, _ in by_confidence(candidates)[: self.rows])

@@ -5,30 +5,32 @@ from typing import ClassVar, NamedTuple, Protocol, cast
 from stepsaver.engine import registry
 from stepsaver.engine.defaults import DEFAULT_POLICY
 from stepsaver.engine.errors import UsageError, shown
-from stepsaver.engine.rows import Rows
+from stepsaver.engine.positions import Positions
 from stepsaver.engine.view import StepView
 
 
 class Candidates(NamedTuple):
-    """The masked rows of the sub-block that have a proposal, ascending, and the probability of each proposal."""
+    """The masked positions of the sub-block that have a proposal, ascending, and the probability of each proposal."""
 
-    rows: tuple[int, ...]
+    positions: tuple[int, ...]
     confidences: tuple[float, ...]
 
 
 class Policy(Protocol):
-    """Which rows a denoising step unmasks. A frozen dataclass; its fields are its hyper-parameters and identify it."""
+    """Which positions a denoising step unmasks. A frozen dataclass; its fields are its hyper-parameters and identify
+    it.
+    """
 
     name: ClassVar[str]
 
-    def choose(self, candidates: Candidates, view: StepView) -> Rows:
-        """The rows to unmask. At least one, so that every step makes progress."""
+    def choose(self, candidates: Candidates, view: StepView) -> Positions:
+        """The positions to unmask. At least one, so that every step makes progress."""
         ...
 
 
 def by_confidence(candidates: Candidates) -> list[tuple[int, float]]:
-    """Rows and confidences, the most confident first; of equals, the first row first."""
-    pairs = zip(candidates.rows, candidates.confidences, strict=True)
+    """Positions and confidences, the most confident first; of equals, the first position first."""
+    pairs = zip(candidates.positions, candidates.confidences, strict=True)
     return sorted(pairs, key=lambda pair: -pair[1])
 
 

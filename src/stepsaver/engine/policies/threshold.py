@@ -7,17 +7,18 @@ from typing import ClassVar
 from stepsaver.engine.defaults import THRESHOLD
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.policies.policy import Candidates, by_confidence
+from stepsaver.engine.positions import Positions
 from stepsaver.engine.registry import tuned
-from stepsaver.engine.rows import Rows
 from stepsaver.engine.view import StepView
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Unmasks every row whose confidence is greater than `threshold`, or not below it, and the most confident row.
+    """Unmasks every position whose confidence is greater than `threshold`, or not below it, and the most confident
+    position.
 
-    `at_most` limits the rows per step: the most confident first, and of equals the first row. With it, a small model
-    that is sure of many rows at once takes as many steps as a model that is not.
+    `at_most` limits the positions per step: the most confident first, and of equals the first position. With it, a
+    small model that is sure of many positions at once takes as many steps as a model that is not.
     """
 
     name: ClassVar[str] = "threshold"
@@ -32,8 +33,8 @@ class Threshold:
         if self.at_most is not None and self.at_most < 1:
             raise UsageError(f"policy threshold: at_most {self.at_most} is not positive")
 
-    def choose(self, candidates: Candidates, view: StepView) -> Rows:
+    def choose(self, candidates: Candidates, view: StepView) -> Positions:
         best, *others = by_confidence(candidates)
         passes = gt if self.strict else ge
         sure = [best, *(each for each in others if passes(each[1], self.threshold))]
-        return sum(1 << row for row, _ in sure[: self.at_most])
+        return sum(1 << position for position, _ in sure[: self.at_most])

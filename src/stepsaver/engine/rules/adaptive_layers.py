@@ -5,25 +5,26 @@ from typing import ClassVar
 
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.plan import LayerRows, StepPlan
+from stepsaver.engine.plan import LayerPositions, StepPlan
+from stepsaver.engine.positions import position_sets
 from stepsaver.engine.registry import tuned
-from stepsaver.engine.rows import row_sets
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.view import StepView
 
 
 @dataclass(frozen=True)
 class AdaptiveLayers(Rule):
-    """Rows whose drift in the probe layers stays small reuse the deltas of all other layers.
+    """Positions whose drift in the probe layers stays small reuse the deltas of all other layers.
 
     Source: the adaptive skip that the experiment log proposes. It follows caches of image diffusion that skip a whole
-    step (TeaCache, Liu et al., 2024); here each row is decided separately. The first `probe` layers always run and
-    measure the drift of unchanged rows. The other layers reuse a row's deltas while its drift, added up since all its
-    layers last ran, stays under `threshold`, and while they were reused fewer than `max_age` times without a break.
+    step (TeaCache, Liu et al., 2024); here each position is decided separately. The first `probe` layers always run and
+    measure the drift of unchanged positions. The other layers reuse a position's deltas while its drift, added up since
+    all its layers last ran, stays under `threshold`, and while they were reused fewer than `max_age` times without a
+    break.
     """
 
     name: ClassVar[str] = "adaptive_layers"
-    purpose: ClassVar[str] = "skip layers for rows whose input hardly moved, as a few probe layers measure it"
+    purpose: ClassVar[str] = "skip layers for positions whose input hardly moved, as a few probe layers measure it"
 
     probe: int = 4
     threshold: float = field(default=0.1, metadata=tuned(0.1, 0.3))
@@ -57,7 +58,7 @@ class AdaptiveLayers(Rule):
         stamps, ages = view.stamps.parts[::2, self.probe :], view.ages.parts[:, self.probe :]  # attention and MLP
         fit = calm & ((stamps == view.tokens) & (ages < self.max_age)).all(axis=0)
         rest = (
-            LayerRows(each.attention & ~rows, each.keys_values, each.mlp & ~rows)
-            for each, rows in zip(plan.layers[self.probe :], row_sets(fit), strict=True)
+            LayerPositions(each.attention & ~positions, each.keys_values, each.mlp & ~positions)
+            for each, positions in zip(plan.layers[self.probe :], position_sets(fit), strict=True)
         )
         return replace(plan, layers=(*plan.layers[: self.probe], *rest))

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError
-from stepsaver.engine.plan import LayerRows, StepPlan, empty_plan
+from stepsaver.engine.plan import LayerPositions, StepPlan, empty_plan
+from stepsaver.engine.positions import Positions, position_set, position_sets
 from stepsaver.engine.registry import tuned
-from stepsaver.engine.rows import Rows, row_set, row_sets
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.view import StepView
 
@@ -86,9 +86,9 @@ class LayerReuse(Rule):
     `output` is what the source computed: the group returns its cached absolute output. Every layer after the group
     then sees its old input, so the step's logits are the last ones, whatever the group. Such a step really needs no
     forward at all. It acts on sub-block steps whose index is not a multiple of k.
-    `delta` is different: a row adds the group's cached deltas to its new residual stream if it is unchanged and has
-    reused them fewer than k - 1 times without a break. `mlp` does so only for the MLP; attention always runs. `kv` says
-    whether rows that reuse a layer's deltas rewrite its keys and values (`refresh`) or keep them (`freeze`).
+    `delta` is different: a position adds the group's cached deltas to its new residual stream if it is unchanged and
+    has reused them fewer than k - 1 times without a break. `mlp` does so only for the MLP; attention always runs. `kv`
+    says whether positions that reuse a layer's deltas rewrite its keys and values (`refresh`) or keep them (`freeze`).
     """
 
     name: ClassVar[str] = "layer_reuse"
@@ -126,28 +126,28 @@ class LayerReuse(Rule):
             return empty_plan(view.layers) if is_reused else plan
         return _without(plan, view.layers, self.layers, self._reusable(view), self.mode == "mlp", self.kv == "freeze")
 
-    def _reusable(self, view: StepView) -> tuple[Rows, ...]:
-        """Per layer of the group, the rows that are unchanged and young enough."""
+    def _reusable(self, view: StepView) -> tuple[Positions, ...]:
+        """Per layer of the group, the positions that are unchanged and young enough."""
         group = sorted(layer_group(self.layers, view.layers))
         fit = (view.stamps.mlp[group] == view.tokens) & (view.ages.mlp[group] < self.k - 1)
         if self.mode == "delta":
             fit &= (view.stamps.attention[group] == view.tokens) & (view.ages.attention[group] < self.k - 1)
-        if (fit[1:] == fit[:-1]).all():  # true of most steps: layers of a group run and reuse the same rows
-            return (row_set(fit[0]),) * len(group)
-        return tuple(row_sets(fit))
+        if (fit[1:] == fit[:-1]).all():  # true of most steps: layers of a group run and reuse the same positions
+            return (position_set(fit[0]),) * len(group)
+        return tuple(position_sets(fit))
 
 
 @lru_cache(maxsize=65536)
 def _without(
-    plan: StepPlan, layers: int, group: str, reusable: tuple[Rows, ...], mlp_only: bool, freeze: bool
+    plan: StepPlan, layers: int, group: str, reusable: tuple[Positions, ...], mlp_only: bool, freeze: bool
 ) -> StepPlan:
-    """The plan with the group's deltas of the reusable rows taken from the cache."""
+    """The plan with the group's deltas of the reusable positions taken from the cache."""
     changed = list(plan.layers)
-    for layer, rows in zip(sorted(layer_group(group, layers)), reusable, strict=True):
+    for layer, positions in zip(sorted(layer_group(group, layers)), reusable, strict=True):
         each = changed[layer]
-        changed[layer] = LayerRows(
-            attention=each.attention if mlp_only else each.attention & ~rows,
-            keys_values=each.keys_values & ~rows if freeze else each.keys_values,
-            mlp=each.mlp & ~rows,
+        changed[layer] = LayerPositions(
+            attention=each.attention if mlp_only else each.attention & ~positions,
+            keys_values=each.keys_values & ~positions if freeze else each.keys_values,
+            mlp=each.mlp & ~positions,
         )
     return replace(plan, layers=tuple(changed))

@@ -1,4 +1,4 @@
-"""Light commits: settled rows keep the keys and values that they got in earlier steps."""
+"""Light commits: settled positions keep the keys and values that they got in earlier steps."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -12,14 +12,15 @@ from stepsaver.engine.view import StepView
 
 @dataclass(frozen=True)
 class LightCommit(Rule):
-    """A commit runs changed rows, rows unmasked in the last `1 + settle` steps, and the row that is read.
+    """A commit runs changed positions, positions unmasked in the last `1 + settle` steps, and the position that is
+    read.
 
-    Source: none; the reference's commit runs every row. The other rows already have the keys and values of their final
-    token, computed when fewer of the block's tokens were known. `settle=all` is the exact commit.
+    Source: none; the reference's commit runs every position. The other positions already have the keys and values of
+    their final token, computed when fewer of the block's tokens were known. `settle=all` is the exact commit.
     """
 
     name: ClassVar[str] = "light_commit"
-    purpose: ClassVar[str] = "let a commit keep the keys and values of rows that have settled"
+    purpose: ClassVar[str] = "let a commit keep the keys and values of positions that have settled"
     needs_block_cache: ClassVar[bool] = False
 
     settle: int | Literal["all"] = field(default=1, metadata=tuned(3, 1, 0))

@@ -12,17 +12,19 @@ from stepsaver.engine.view import StepView
 
 @dataclass(frozen=True)
 class PreviousRow(Rule):
-    """Replaces a would-be full step by the sub-block, the row before it and every changed row of the block.
+    """Replaces a would-be full step by the sub-block, the position before it and every changed position of the block.
 
-    Source: none; it follows from the token shift. The reference runs the whole block while the sub-block's first row is
-    masked, only because the row before the sub-block predicts it. `refresh` says which full steps stay: the first one
-    of each `sub-block`, the first one of the `block`, or (`drift`) one whenever the drift of the recomputed rows has
-    added up to `limit` since the last full step.
-    Changed rows have to be in the window: otherwise the rows unmasked last would keep the keys of a mask.
+    Source: none; it follows from the token shift. The reference runs the whole block while the sub-block's first
+    position is masked, only because the position before the sub-block predicts it. `refresh` says which full steps
+    stay: the first one of each `sub-block`, the first one of the `block`, or (`drift`) one whenever the drift of the
+    recomputed positions has added up to `limit` since the last full step. Changed positions have to be in the window:
+    otherwise the positions unmasked last would keep the keys of a mask.
     """
 
     name: ClassVar[str] = "previous_row"
-    purpose: ClassVar[str] = "replace full steps by a window: the sub-block, the row before it and the changed rows"
+    purpose: ClassVar[str] = (
+        "replace full steps by a window: the sub-block, the position before it and the changed positions"
+    )
     needs_shift: ClassVar[bool] = True
 
     refresh: Literal["sub-block", "block", "drift"] = field(default="block", metadata=tuned("sub-block", "block"))

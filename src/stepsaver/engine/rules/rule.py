@@ -22,8 +22,10 @@ class Rule(ABC):
 
     name: ClassVar[str]
     purpose: ClassVar[str] = ""  # what it is for, in a line
-    needs_shift: ClassVar[bool] = False  # only works if rows predict the token after them
-    needs_block_cache: ClassVar[bool] = True  # without one, every step runs every row and there is nothing to reuse
+    needs_shift: ClassVar[bool] = False  # only works if positions predict the token after them
+    needs_block_cache: ClassVar[bool] = (
+        True  # without one, every step runs every position and there is nothing to reuse
+    )
 
     @abstractmethod
     def narrow(self, plan: StepPlan, view: StepView) -> StepPlan:
@@ -60,7 +62,7 @@ def plan_step(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
 
 
 def plan_commit(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
-    """The plan of a finished block's commit: all rows, except those that a rule lets keep their keys and values."""
+    """The plan of a finished block's commit: all positions but those that a rule lets keep their keys and values."""
     plan = commit_plan(view.block_size, layers=view.layers, prediction=view.prediction)
     for rule in rules:
         plan = _less(rule, rule.narrow_commit, plan, view)
@@ -137,7 +139,7 @@ def check_rules(rules: tuple[Rule, ...], decoding: DecodingSettings, layers: int
 def _check_needs(rule: Rule, decoding: DecodingSettings) -> None:
     if rule.needs_shift and not decoding.prediction.shift:
         raise UsageError(
-            f"rule {rule.name} needs rows that predict the token after them, and here each predicts its own"
+            f"rule {rule.name} needs positions that predict the token after them, and here each predicts its own"
         )
     if decoding.prediction.has_causal_context and type(rule).narrow_commit is not Rule.narrow_commit:
         raise UsageError(

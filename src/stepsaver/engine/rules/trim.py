@@ -8,30 +8,32 @@ import numpy as np
 
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.positions import Positions, position_list, position_set
 from stepsaver.engine.registry import tuned
-from stepsaver.engine.rows import Rows, row_list, row_set
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.view import StepView
 
-NEAR = 2  # rows on either side of a changed row, which it affects most
+NEAR = 2  # positions on either side of a changed position, which it affects most
 
 
 @dataclass(frozen=True)
 class Trim(Rule):
-    """Recomputes only the rows that a decision needs.
+    """Recomputes only the positions that a decision needs.
 
-    Source: the TRIM of the experiment log, which names it but never built it. The rows that predict a masked row of the
-    sub-block always run. So do changed rows, which run again for `settle` further steps. What else of the window runs:
-    `structural`: every masked row; settled rows that are not read again are locked.
-    `drift`: the first masked row of the sub-block, masked rows near a change, rows not run for `age` steps, and of the
-    rest the `budget` rows that drifted most when last recomputed; of equals, the less confident first.
+    Source: the TRIM of the experiment log, which names it but never built it. The positions that predict a masked
+    position of the sub-block always run. So do changed positions, which run again for `settle` further steps. What else
+    of the window runs:
+    `structural`: every masked position; settled positions that are not read again are locked.
+    `drift`: the first masked position of the sub-block, masked positions near a change, positions not run for `age`
+    steps, and of the rest the `budget` positions that drifted most when last recomputed; of equals, the less confident
+    first.
     `changed`: nothing.
-    `random`: `budget` rows drawn by a hash of row and step, a control that shows what choosing is worth.
-    All levels are inexact: without the rule, the keys of a row that is left out would be rewritten.
+    `random`: `budget` positions drawn by a hash of position and step, a control that shows what choosing is worth.
+    All levels are inexact: without the rule, the keys of a position that is left out would be rewritten.
     """
 
     name: ClassVar[str] = "trim"
-    purpose: ClassVar[str] = "run the rows that a decision needs and leave the rest of the window as it is"
+    purpose: ClassVar[str] = "run the positions that a decision needs and leave the rest of the window as it is"
 
     level: Literal["structural", "drift", "changed", "random"] = field(
         default="changed", metadata=tuned("structural", "changed")
@@ -61,22 +63,22 @@ class Trim(Rule):
             keep |= self._drawn(plan.window & ~keep, view)
         return plan.within(keep)
 
-    def _felt(self, view: StepView) -> Rows:
-        """The first row to unmask, and masked rows near a change."""
+    def _felt(self, view: StepView) -> Positions:
+        """The first position to unmask, and masked positions near a change."""
         near = view.changed
         for distance in range(1, NEAR + 1):
             near |= view.changed << distance | view.changed >> distance
         frontier = view.candidates & -view.candidates
         return (near & view.masked) | frontier
 
-    def _overdue(self, view: StepView) -> Rows:
-        return row_set(view.step - view.last_run > self.age)
+    def _overdue(self, view: StepView) -> Positions:
+        return position_set(view.step - view.last_run > self.age)
 
-    def _most_drifted(self, rows: Rows, view: StepView) -> Rows:
+    def _most_drifted(self, positions: Positions, view: StepView) -> Positions:
         confidence = np.nan_to_num(view.confidence, nan=0.0)
-        ranked = sorted(row_list(rows), key=lambda row: (-view.drift[row], confidence[row]))
-        return sum(1 << row for row in ranked[: self.budget])
+        ranked = sorted(position_list(positions), key=lambda position: (-view.drift[position], confidence[position]))
+        return sum(1 << position for position in ranked[: self.budget])
 
-    def _drawn(self, rows: Rows, view: StepView) -> Rows:
-        order = sorted(row_list(rows), key=lambda row: crc32(b"%d %d" % (row, view.step)))
-        return sum(1 << row for row in order[: self.budget])
+    def _drawn(self, positions: Positions, view: StepView) -> Positions:
+        order = sorted(position_list(positions), key=lambda position: crc32(b"%d %d" % (position, view.step)))
+        return sum(1 << position for position in order[: self.budget])
