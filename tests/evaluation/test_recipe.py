@@ -168,10 +168,10 @@ def test_the_python_interface_takes_a_recipe(model: str, tmp_path: Path, caplog:
     loaded = stepsaver.load(model)
     prompts = [[5, 6, 7], [9, 10]]
     ours = loaded.generate(prompts, recipe=path, max_new_tokens=8, ids=True)
+    assert not caplog.messages
     rules = ["previous_row:refresh=block", "trim:level=changed"]
     same = stepsaver.load(model, sub_block_size=4, join="auto")
     assert ours == same.generate(prompts, rules=rules, threshold=0.8, batch_size=2, max_new_tokens=8, ids=True)
-    assert not caplog.messages
     loaded.generate(prompts, recipe=path, batch_size=1, max_new_tokens=8, ids=True)
     assert "measured with batch size 2 (here 1)" in caplog.text
     with pytest.raises(UsageError, match="a recipe settles decoder, rules"):

@@ -182,7 +182,7 @@ class Model:
         An answer is a text; with `details` an `Answer`, which has the text, its ids and what was computed; with `ids`
         its token ids, including the stop token, for which a model needs no tokenizer. With `n` each prompt has a list
         of so many answers.
-        `decode` is a decoder, as `--decode` names it: `block` (the default), `speculative` or `autoregressive`. For
+        `decode` is a decoder, as `--decode` names it: `block` (the usual one), `speculative` or `autoregressive`. For
         `block`, `rules` say which work is left out, `policy` (or `threshold` alone) which positions a step unmasks:
         texts such as `trim:level=changed`, or objects; the policy is the model's own unless it is given. A `recipe`,
         the file that `stepsaver tune` writes, sets all of these, and the batch size unless it is given.

@@ -166,9 +166,12 @@ def build_engine(options: argparse.Namespace, opened: "OpenModel") -> "Engine":
     """Checks decoder, policy and rules, then loads the weights."""
     decode = options.decode or (DECODE if getattr(options, "trace_against", None) else None)
     decoder = opened.decoder(decode, policy=options.policy, threshold=options.threshold, rules=options.rule)
-    return opened.engine(
+    engine = opened.engine(
         decoder, batch_size=options.batch_size, curve=given_curve(options), draft_adapter=options.draft_adapter
     )
+    if said := opened.differences():
+        print(f"note: {said}", file=sys.stderr)
+    return engine
 
 
 def describe_engine(engine: "Engine", model: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from stepsaver.engine.models.config import ModelConfig, read_config
 from stepsaver.engine.models.load import load_model
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.policy import Policy
-from stepsaver.engine.rules.rule import Rule
+from stepsaver.engine.rules.rule import Rule, chosen_rules
 from stepsaver.engine.sampling import NonFiniteLogits
 from stepsaver.evaluation.model_source import read_mask_id, resolve_model
 from stepsaver.evaluation.tokenizer import TextTokenizer
@@ -58,6 +58,7 @@ class OpenModel:
         """The decoder that was asked for, by its text or its parts: a policy, a threshold and rules are of blocks. The
         rest is as the architecture's own decoder.
         """
+        rules = chosen_rules(rules)
         if decode is None and policy is None and threshold is None and not rules:
             decode = architecture_named(self.config.architecture).decode
         return chosen_decoder(decode, policy=policy, threshold=threshold, rules=rules, default_policy=self.policy)
