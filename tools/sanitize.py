@@ -59,3 +59,7 @@ def main() -> int:
         runs = [["tests/engine", "-m", "not long"], ["tests/engine/test_random_configurations.py", "-m", "long"]]
     environment["OMP_NUM_THREADS"] = "1"
     return int(any(subprocess.run([*command, *run], env=environment, cwd=ROOT).returncode for run in runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
