@@ -100,7 +100,7 @@ def _decode_and_score(engine: Engine, prompts: list[tuple[int, ...]]) -> tuple[l
     found = sorted(engine.generate(prompts, max_new_tokens=length, on_step=saved), key=lambda each: each.index)
     requests = [ScoreRequest(prompt, tuple(each.ids)) for prompt, each in zip(prompts, found, strict=True)]
     scores = {each.index: round(each.loglikelihood, 6) for each in engine.score(requests)}
-    steps = [[each._replace(sample=0) for each in completion.steps] for completion in found]
+    steps = [[each._replace(sample=0, forward=0) for each in completion.steps] for completion in found]
     left_out = sum(saved.of(each.index, each.steps) for each in found)
     computed = sum(positions_computed(each.steps, engine.model.config.layers) for each in found)
     share = left_out / (left_out + computed)

@@ -148,9 +148,9 @@ def test_what_is_timed_is_what_was_meant(
 def test_a_forward_of_the_scratch_has_the_positions_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[tuple[int, int]]] = []
 
-    def execute(batch, turns):  # type: ignore[no-untyped-def]
-        seen.append([(turn.plan.positions, turn.step.start) for turn in turns])
-        return real(batch, turns)
+    def execute(batch, scheduled):  # type: ignore[no-untyped-def]
+        seen.append([(step.plan.positions, step.step.start) for step in scheduled])
+        return real(batch, scheduled)
 
     real = curve_module.execute
     monkeypatch.setattr(curve_module, "execute", execute)

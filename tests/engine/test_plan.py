@@ -6,10 +6,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepsaver.engine.base_plan import base_plan, commit_plan, opening_readers, prefill_plan
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.plan import LayerPositions, LayerRun, StepPlan, empty_plan, whole_plan
+from stepsaver.engine.plan import (
+    LayerPositions,
+    LayerRun,
+    StepPlan,
+    commit_plan,
+    empty_plan,
+    opening_readers,
+    prefill_plan,
+    whole_plan,
+)
 from stepsaver.engine.positions import (
+    NEXT,
+    SELF,
     describe,
     first_position,
     index_within,
@@ -20,7 +30,7 @@ from stepsaver.engine.positions import (
     position_sets,
     positions_between,
 )
-from stepsaver.engine.prediction import NEXT, SELF
+from stepsaver.engine.rules.rule import base_plan
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import BlockState, Request, Sample, Writer, ending_of, new_block, request_key
 from tests.engine.views import MASK, at, seen

@@ -68,6 +68,11 @@ def counted(tiny_model: Transformer) -> Iterator[Counter[str]]:
         hook.remove()
 
 
+def what_was_done(completion: Completion) -> tuple:
+    """The text and the steps, whichever forwards of the batch they were in."""
+    return completion.ids, [step._replace(forward=0) for step in completion.steps]
+
+
 @pytest.mark.parametrize("rules", [(), *ACTING_SETS], ids=named)
 def test_steps_are_the_same_checked_or_not_in_batches_and_in_single_precision(
     tiny_model: Transformer, counted: Counter[str], rules: tuple[Rule, ...]
@@ -79,7 +84,7 @@ def test_steps_are_the_same_checked_or_not_in_batches_and_in_single_precision(
     single = deepcopy(tiny_model).float().prepare()
     for model, batch_size in ((tiny_model, 2), (single, 3)):
         free = Engine(model, decoder=checked.decoder, batch_size=batch_size, decoding=checked.decoding)
-        assert [(each.ids, each.steps) for each in generate(free)] == [(each.ids, each.steps) for each in expected]
+        assert list(map(what_was_done, generate(free))) == list(map(what_was_done, expected))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from stepsaver.engine import registry
-from stepsaver.engine.base_plan import base_plan
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.positions import describe, position_list
 from stepsaver.engine.rules.layer_reuse import layer_group
-from stepsaver.engine.rules.rule import parse_rule, plan_commit, plan_rest, plan_step
+from stepsaver.engine.rules.rule import base_plan, parse_rule, plan_commit, plan_rest, plan_step
 from stepsaver.engine.view import StepView
 from tests.engine.rule_cases import ACTING, NEUTRAL, combined_rule_sets, names_in_the_registry, rule_sets
 from tests.engine.test_reuse import engine_of

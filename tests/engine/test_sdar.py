@@ -23,8 +23,7 @@ from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
 from stepsaver.engine.policies.quota import Quota
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.positions import positions_between
-from stepsaver.engine.prediction import SELF
+from stepsaver.engine.positions import SELF, positions_between
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.score import ScoreRequest
 from stepsaver.engine.trace import DENOISING

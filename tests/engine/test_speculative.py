@@ -178,7 +178,7 @@ class Watched(Speculative):
 
     rounds: list[int] = []  # noqa: RUF012 (of the class: decoders keep no state)
 
-    def take(self, batch, run, proposals):  # type: ignore[no-untyped-def]
+    def postprocess(self, batch, run, proposals):  # type: ignore[no-untyped-def]
         sample = run[0].sample
         ran, text = sample.round, [*sample.context, *sample.block.tokens[: sample.block.known].tolist()]
         if run[0].plan.kind == "verify":
@@ -195,7 +195,7 @@ class Watched(Speculative):
             else:
                 found = [*chain(*([one, *others] for one, others in zip(written, drafted, strict=True)))]
             assert made == found
-        return super().take(batch, run, proposals)
+        return super().postprocess(batch, run, proposals)
 
 
 @settings(max_examples=25, **QUICK)

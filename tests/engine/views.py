@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.positions import Positions, position_index, positions_between
-from stepsaver.engine.prediction import PREDICTIONS, Predicts
+from stepsaver.engine.positions import PREDICTIONS, Positions, Predicts, position_index, positions_between
 from stepsaver.engine.state import Unmasking, new_block
 from stepsaver.engine.view import StepView, step_view
 
@@ -61,11 +60,11 @@ def seen(
         for position, value in (values or {}).items():
             array[position] = value
     assert block.by_layer is not None
-    block.by_layer.stamps.parts[:] = block.tokens
+    block.by_layer.stamps.sublayers[:] = block.tokens
     for layer, positions in (stale or {}).items():
-        block.by_layer.stamps.parts[:, layer, position_index(at(positions))] = 0
+        block.by_layer.stamps.sublayers[:, layer, position_index(at(positions))] = 0
     for position, age in (ages or {}).items():
-        block.by_layer.ages.parts[:, :, position] = age
+        block.by_layer.ages.sublayers[:, :, position] = age
     return step_view(
         block,
         layers=layers,

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from stepsaver.engine.base_plan import prefill_plan
 from stepsaver.engine.engine import Completion, Prompt
+from stepsaver.engine.plan import prefill_plan
 from stepsaver.engine.sampling import Sampling
 from stepsaver.engine.score import Score, ScoreRequest
 from stepsaver.engine.trace import ForwardRecord, LayersRun, Trace, sample_step

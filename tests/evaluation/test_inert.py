@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepsaver.engine.prediction import BOTH, SELF
+from stepsaver.engine.positions import BOTH, SELF
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules, most_steps
 

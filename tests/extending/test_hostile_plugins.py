@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stepsaver
-from stepsaver.engine.base_plan import commit_plan
+from stepsaver.engine.plan import commit_plan
 from stepsaver.extending import Rule, position_list
 
 QUESTION = "Tom has 12 pens and buys 5 more pens. How many pens does Tom have?"

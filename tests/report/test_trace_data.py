@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from stepsaver.engine.base_plan import commit_plan
 from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.models.transformer import Transformer
+from stepsaver.engine.plan import commit_plan
 from stepsaver.engine.positions import positions_between
 from stepsaver.report.trace_data import Frame, Proposal, Run, _denoising_frame, _Seen, first_difference
 from tests.report.traces import BLOCK, PROMPTS, document_of, engine_of, traced
@@ -131,7 +131,7 @@ def test_a_document_is_json_and_has_a_text_for_every_token(tiny_model: Transform
     assert document["engines"] == ["no reuse", "trim:level=changed,budget=4,settle=1,age=4"]
     assert [run["saved"] > 0 for run in document["samples"][2]["runs"]] == [False, True]
     drafted = document_of([engine_of(tiny_model, decoder=parse_decoder("speculative:span=4"))])
-    assert drafted["engines"][0].startswith("speculative:span=4")
+    assert drafted["engines"][0].startswith("speculative:positions=auto,span=4")
     read = json.loads(json.dumps(document, allow_nan=False))
     for sample in read["samples"]:
         for run in sample["runs"]:

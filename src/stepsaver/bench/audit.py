@@ -41,7 +41,7 @@ from stepsaver.bench.timings import chunk_rates, median_rate, slow_chunks
 from stepsaver.engine import registry
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.machine import IDLE_CORES
-from stepsaver.engine.prediction import PREDICTIONS
+from stepsaver.engine.positions import PREDICTIONS
 from stepsaver.engine.rules.layer_reuse import LayerReuse
 from stepsaver.engine.rules.rule import Rule
 from stepsaver.engine.trace import COMPUTED_STEPS

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from stepsaver.bench.statistics import Interval
-from stepsaver.engine.prediction import Predicts
+from stepsaver.engine.positions import Predicts
 
 Number = int | float
 KIND_FIGURES = ("steps", "row_layers", "row_layers_reused", "flops")

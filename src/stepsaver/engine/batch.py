@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepsaver.engine.base_plan import prefill_plan
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Join
 from stepsaver.engine.forward import Executed, Memory, StepOutput, run_step
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
-from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.plan import StepPlan, prefill_plan
 from stepsaver.engine.positions import Positions
 from stepsaver.engine.rules.rule import plan_rest
 from stepsaver.engine.sampling import NonFiniteLogits, Proposals, Sampling, propose, uniform
@@ -141,9 +140,6 @@ class ScheduledStep(NamedTuple):
         return self.step.plan
 
 
-Turn = ScheduledStep
-
-
 class StepGroup(NamedTuple):
     """Steps of a forward that belong together, and the function that acts on what was proposed for them."""
 
@@ -153,7 +149,7 @@ class StepGroup(NamedTuple):
 
 def next_steps(batch: BatchContext, sample: Sample) -> StepGroup:
     """What the sample's decoder does next."""
-    return StepGroup(batch.decoder.next_steps(batch, sample), partial(batch.decoder.take, batch))
+    return StepGroup(batch.decoder.next_steps(batch, sample), partial(batch.decoder.postprocess, batch))
 
 
 class Execution(NamedTuple):
@@ -288,7 +284,7 @@ def _recompute_contexts(batch: BatchContext, scheduled: list[ScheduledStep]) -> 
 
 
 def _check_executed(executed: Executed, plans: list[StepPlan]) -> None:
-    """Asserts that the parts ran what the plans said. A rule that claims reuse and skips nothing fails here."""
+    """Asserts that the sublayers ran what the plans said. A rule that claims reuse and skips nothing fails here."""
     planned = (
         sum(plan.attention_run for plan in plans),
         sum(plan.keys_values_run for plan in plans),

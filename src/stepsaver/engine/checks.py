@@ -98,8 +98,8 @@ def _stamp(stamps: NDArray[np.int64], step: Step) -> None:
         stamps[step.layout.places] = np.where(step.layout.branches < 0, step.tokens, NEVER)
 
 
-def _stale(view: StepView, part: str, layer: int) -> Positions:
-    return position_set(getattr(view.stamps, part)[layer] != view.tokens)
+def _stale(view: StepView, sublayer: str, layer: int) -> Positions:
+    return position_set(getattr(view.stamps, sublayer)[layer] != view.tokens)
 
 
 def _assert_none(positions: Positions, what: str, layer: int) -> None:

@@ -196,5 +196,5 @@ class Scratch:
         scheduled = [step for sample in samples for step in batch.decoder.next_steps(batch, sample)]
         execution = execute(batch, scheduled)
         for step, proposals in zip(execution.steps, execution.proposals, strict=True):
-            batch.decoder.take(batch, [step], [proposals])
+            batch.decoder.postprocess(batch, [step], [proposals])
         return perf_counter() - started

@@ -6,7 +6,7 @@ from stepsaver.engine.defaults import JOINS, Join
 from stepsaver.engine.errors import UsageError, shown, unknown_name
 from stepsaver.engine.models.architecture import architecture_named
 from stepsaver.engine.models.config import MOST_BLOCK_ROWS, ModelConfig
-from stepsaver.engine.prediction import PREDICTIONS, Prediction, Predicts
+from stepsaver.engine.positions import PREDICTIONS, Prediction, Predicts
 
 
 @dataclass(frozen=True)

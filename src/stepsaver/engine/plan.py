@@ -1,9 +1,9 @@
 """What one sample's next step computes. A plan is the only way to leave work out.
 
 For every layer, a plan names the positions whose attention runs, the positions whose keys and values are rewritten, and
-the positions whose MLP runs. If a part does not run for a position of the window, the position takes that part's delta
+the positions whose MLP runs. If a sublayer does not run for a position of the window, the position takes its delta
 from the delta cache. In the last layer, only the positions that are read go on after the keys and values.
-`base_plan.py` has the plans without rules.
+`rules/rule.py` has the plans of denoising steps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from stepsaver.engine.positions import NO_POSITIONS, Positions, describe, is_subset
-from stepsaver.engine.prediction import NEXT, Prediction
+from stepsaver.engine.positions import NEXT, NO_POSITIONS, Positions, Prediction, describe, is_subset, positions_between
 
 Kind = Literal["prefill", "full", "sub", "commit", "reused", "draft", "verify"]
 
@@ -201,7 +200,7 @@ def _cut(plan: StepPlan, positions: Positions, kind: Kind, hidden: Positions) ->
         layers=tuple(
             layer
             for run in plan.runs
-            for layer in (LayerPositions(*(part & positions for part in run.positions)),) * run.length
+            for layer in (LayerPositions(*(each & positions for each in run.positions)),) * run.length
         ),
     )
 
@@ -235,3 +234,25 @@ def empty_plan(layers: int) -> StepPlan:
     return StepPlan(
         "reused", NO_POSITIONS, NO_POSITIONS, (LayerPositions(NO_POSITIONS, NO_POSITIONS, NO_POSITIONS),) * layers
     )
+
+
+@lru_cache(maxsize=256)
+def prefill_plan(positions: int, *, reads_last: bool, layers: int, prediction: Prediction = NEXT) -> StepPlan:
+    """Runs positions of the context. With `reads_last`, also reads the token that opens the first block."""
+    window = positions_between(0, positions)
+    reads = opening_readers(positions, prediction.of_context) if reads_last else NO_POSITIONS
+    return whole_plan("prefill", window=window, reads=reads, layers=layers, prediction=prediction.of_context)
+
+
+@lru_cache(maxsize=64)
+def commit_plan(block_size: int, *, layers: int, prediction: Prediction = NEXT) -> StepPlan:
+    """Runs all positions of a finished block, and reads the token that opens the next block."""
+    window, reads = positions_between(0, block_size), opening_readers(block_size, prediction.of_context)
+    return whole_plan("commit", window=window, reads=reads, layers=layers, prediction=prediction.of_context)
+
+
+def opening_readers(positions: int, prediction: Prediction) -> Positions:
+    """The position, among the first `positions`, that predicts the token after them, which opens the next block; maybe
+    none.
+    """
+    return prediction.readers(1 << positions) & positions_between(0, positions)

@@ -1,6 +1,7 @@
 """Sets of positions as bit masks: bit p is position p. Hashable, no tensor, and a subset test is one operation."""
 
 from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,3 +68,43 @@ def describe(positions: Positions) -> str:
         ranges.append(str(start) if stop == start + 1 else f"{start}-{stop - 1}")
         positions &= ~positions_between(start, stop)
     return ",".join(ranges) or "none"
+
+
+Predicts = Literal["next", "self", "both"]
+
+
+class Prediction(NamedTuple):
+    """Which token a position of a denoising step predicts. The architecture says which it is."""
+
+    name: Predicts
+    shift: int  # positions from a position to the one whose token it predicts
+
+    @property
+    def has_causal_context(self) -> bool:
+        return self.name == "both"
+
+    @property
+    def of_context(self) -> "Prediction":
+        """What positions of the context predict: of prefills and commits."""
+        return NEXT if self.has_causal_context else self
+
+    def readers(self, positions: Positions) -> Positions:
+        """The positions whose logits predict the tokens of these positions."""
+        return positions >> self.shift
+
+    def predicted(self, positions: Positions) -> Positions:
+        """The positions whose tokens these positions predict. The next block's first position is numbered after the
+        block's last.
+        """
+        return positions << self.shift
+
+    @property
+    def opens_blocks(self) -> bool:
+        """Whether the context before a block predicts its first token, so that no block starts with masks only."""
+        return self.of_context.shift > 0
+
+
+NEXT = Prediction("next", 1)
+SELF = Prediction("self", 0)
+BOTH = Prediction("both", 0)
+PREDICTIONS: dict[Predicts, Prediction] = {each.name: each for each in (NEXT, SELF, BOTH)}

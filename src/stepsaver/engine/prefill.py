@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepsaver.engine.base_plan import prefill_plan
 from stepsaver.engine.batch import BatchContext, Outcome, ScheduledStep, StepGroup, next_steps
 from stepsaver.engine.packing import Step
+from stepsaver.engine.plan import prefill_plan
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import Sample
 

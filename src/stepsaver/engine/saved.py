@@ -3,11 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from stepsaver.engine.base_plan import commit_plan
 from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.engine import Engine
-from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.plan import StepPlan, commit_plan
 from stepsaver.engine.trace import SampleStep
 
 

@@ -71,21 +71,21 @@ class Ending(NamedTuple):
 
 
 class Stamps(NamedTuple):
-    """Per part, layer and position, the token that the position had when the part was last computed."""
+    """Per sublayer, layer and position, the token that it had when the sublayer was last computed."""
 
-    parts: NDArray[np.int64]  # attention, keys and values, MLP
+    sublayers: NDArray[np.int64]  # attention, keys and values, MLP
 
     @property
     def attention(self) -> NDArray[np.int64]:
-        return self.parts[0]
+        return self.sublayers[0]
 
     @property
     def keys_values(self) -> NDArray[np.int64]:
-        return self.parts[1]
+        return self.sublayers[1]
 
     @property
     def mlp(self) -> NDArray[np.int64]:
-        return self.parts[2]
+        return self.sublayers[2]
 
 
 class PositionHistory(NamedTuple):
@@ -97,17 +97,17 @@ class PositionHistory(NamedTuple):
 
 
 class Ages(NamedTuple):
-    """Per part, layer and position, for how many steps without a break the delta has been reused."""
+    """Per sublayer, layer and position, for how many steps without a break the delta has been reused."""
 
-    parts: NDArray[np.int64]  # attention, MLP
+    sublayers: NDArray[np.int64]  # attention, MLP
 
     @property
     def attention(self) -> NDArray[np.int64]:
-        return self.parts[0]
+        return self.sublayers[0]
 
     @property
     def mlp(self) -> NDArray[np.int64]:
-        return self.parts[1]
+        return self.sublayers[1]
 
 
 class LayerHistory(NamedTuple):
@@ -127,9 +127,9 @@ class LayerHistory(NamedTuple):
             positions.attention == positions.keys_values == positions.mlp
         ):  # true for most runs: one write instead of three
             index = position_index(positions.mlp)
-            self.stamps.parts[:, layers, index] = tokens[index]
+            self.stamps.sublayers[:, layers, index] = tokens[index]
             return
-        for stamps, ran in zip(self.stamps.parts, positions, strict=True):
+        for stamps, ran in zip(self.stamps.sublayers, positions, strict=True):
             index = position_index(ran)
             stamps[layers, index] = tokens[index]
 
@@ -137,9 +137,9 @@ class LayerHistory(NamedTuple):
         """Ages the reused deltas of the positions that go on, and resets the age of those that ran."""
         layers = slice(run.first, run.last)
         if run.positions.attention == run.positions.mlp == carried:
-            self.ages.parts[:, layers, position_index(carried)] = 0
+            self.ages.sublayers[:, layers, position_index(carried)] = 0
             return
-        for ages, ran in zip(self.ages.parts, (run.positions.attention, run.positions.mlp), strict=True):
+        for ages, ran in zip(self.ages.sublayers, (run.positions.attention, run.positions.mlp), strict=True):
             ages[layers, position_index(carried & ~ran)] += 1
             ages[layers, position_index(ran)] = 0
 

@@ -6,8 +6,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from stepsaver.engine.positions import NO_POSITIONS, Positions, first_position, position_index, positions_between
-from stepsaver.engine.prediction import NEXT, Prediction
+from stepsaver.engine.positions import (
+    NEXT,
+    NO_POSITIONS,
+    Positions,
+    Prediction,
+    first_position,
+    position_index,
+    positions_between,
+)
 from stepsaver.engine.state import Ages, BlockState, LayerHistory, PositionHistory, Stamps, Unmasking
 
 

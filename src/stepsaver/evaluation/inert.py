@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stepsaver.engine import registry
 from stepsaver.engine.defaults import Estimator
-from stepsaver.engine.prediction import NEXT, Prediction
+from stepsaver.engine.positions import NEXT, Prediction
 from stepsaver.engine.rules.adaptive_layers import AdaptiveLayers
 from stepsaver.engine.rules.layer_reuse import LayerReuse
 from stepsaver.engine.rules.light_commit import LightCommit

@@ -11,10 +11,9 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from stepsaver.engine import registry
-from stepsaver.engine.base_plan import commit_plan
 from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.engine import Completion, Engine
-from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.plan import StepPlan, commit_plan
 from stepsaver.engine.positions import NO_POSITIONS, Positions, describe, position_list, positions_between
 from stepsaver.engine.saved import SavedPositions
 from stepsaver.engine.trace import SampleStep

@@ -62,7 +62,7 @@ class Autoregressive(Decoder):
         assert_written(sample, [step])
         return [ScheduledStep(sample, block, step)]
 
-    def take(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
+    def postprocess(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
         """The block's token becomes context, and the proposed token is the next block."""
         (scheduled,), (proposed,) = run, proposals
         stamp_positions(scheduled.sample, [scheduled.step])

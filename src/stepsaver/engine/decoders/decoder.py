@@ -111,7 +111,7 @@ class Decoder(ABC):
         """What the sample does in the next forward."""
 
     @abstractmethod
-    def take(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
+    def postprocess(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
         """Acts on the proposals of the sample's steps. Returns one outcome per step."""
 
 

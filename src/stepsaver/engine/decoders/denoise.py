@@ -5,19 +5,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from stepsaver.engine.base_plan import base_plan, opening_readers
 from stepsaver.engine.batch import BatchContext, Outcome, ScheduledStep, StepEvent, view_of
 from stepsaver.engine.checks import assert_current
 from stepsaver.engine.decoders.decoder import Decoder, fresh_block
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.packing import Step
-from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.plan import StepPlan, opening_readers
 from stepsaver.engine.plugins import raise_fault
 from stepsaver.engine.policies.policy import Candidates, Policy
 from stepsaver.engine.policies.threshold import Threshold
 from stepsaver.engine.positions import Positions, position_index, position_list
-from stepsaver.engine.rules.rule import Rule, check_rules, plan_commit, plan_step
+from stepsaver.engine.rules.rule import Rule, base_plan, check_rules, plan_commit, plan_step
 from stepsaver.engine.sampling import Proposals
 from stepsaver.engine.state import BlockState, Sample
 from stepsaver.engine.view import StepView
@@ -84,7 +83,7 @@ class Denoise(Decoder):
         is_needed = start + len(given) < sample.request.end and following.masked & ~following.never_unmasked
         return following if is_needed else None
 
-    def take(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
+    def postprocess(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
         """Unmasks positions after a denoising step; after a commit, goes on with the next block."""
         if run[0].plan.kind != "commit":
             return [self._unmask(batch, run[0], proposals[0])]

@@ -266,7 +266,7 @@ class Speculative(Decoder):
             end = min(end, limit if position + 1 < limit else limit + sample.block.size)
         return max(end - position - 1, 0)
 
-    def take(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
+    def postprocess(self, batch: BatchContext, run: list[ScheduledStep], proposals: list[Proposals]) -> list[Outcome]:
         (scheduled,), (proposed,) = run, proposals
         sample = scheduled.sample
         assert isinstance(sample, DraftedSample)

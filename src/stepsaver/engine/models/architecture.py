@@ -10,7 +10,7 @@ from typing import Any
 from stepsaver.engine.defaults import DECODE, DEFAULT_POLICY
 from stepsaver.engine.errors import unknown_name
 from stepsaver.engine.plugins import load_plugin, plugin_names, plugin_problem
-from stepsaver.engine.prediction import Predicts
+from stepsaver.engine.positions import Predicts
 
 GROUP = "stepsaver.architectures"
 

@@ -11,7 +11,7 @@ from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.models.architecture import Architecture, architecture_named
 from stepsaver.engine.models.fields import Entries, Field, Flag, Many, OneOrMany, Real, Whole, Word, read_fields
 from stepsaver.engine.models.rope import Rope, parse_rope
-from stepsaver.engine.prediction import Predicts
+from stepsaver.engine.positions import Predicts
 
 MOST_BYTES = 1 << 28  # of a file that is read whole; the largest tokenizers have a tenth of it
 TOKEN = Whole(0, 1 << 24)

@@ -55,7 +55,7 @@ class AdaptiveLayers(Rule):
 
     def narrow_after_probe(self, plan: StepPlan, view: StepView, layer: int) -> StepPlan:
         calm = (view.drift_since_run < self.threshold) & (view.drift >= 0)
-        stamps, ages = view.stamps.parts[::2, self.probe :], view.ages.parts[:, self.probe :]  # attention and MLP
+        stamps, ages = view.stamps.sublayers[::2, self.probe :], view.ages.sublayers[:, self.probe :]
         fit = calm & ((stamps == view.tokens) & (ages < self.max_age)).all(axis=0)
         rest = (
             LayerPositions(each.attention & ~positions, each.keys_values, each.mlp & ~positions)

@@ -6,11 +6,11 @@ from functools import lru_cache
 from typing import ClassVar, cast
 
 from stepsaver.engine import registry
-from stepsaver.engine.base_plan import base_plan, commit_plan
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.errors import UsageError, shown
-from stepsaver.engine.plan import StepPlan
+from stepsaver.engine.plan import StepPlan, commit_plan, whole_plan
 from stepsaver.engine.plugins import plugin_problem, raise_fault
+from stepsaver.engine.positions import is_subset, positions_between
 from stepsaver.engine.view import StepView
 
 
@@ -49,6 +49,30 @@ class Rule(ABC):
 
     def check(self, decoding: DecodingSettings, layers: int) -> None:  # noqa: B027 (most rules fit every model)
         """Refuses settings that are impossible with this way of decoding, or for a model of `layers` layers."""
+
+
+def base_plan(view: StepView) -> StepPlan:
+    """A denoising step. It runs the sub-block if the block cache can serve the other positions, else the block."""
+    reads = view.prediction.readers(view.candidates)
+    if cache_serves(view):
+        return whole_plan("sub", window=view.sub_block, reads=reads, layers=view.layers, prediction=view.prediction)
+    window = positions_between(0, view.block_size)
+    return whole_plan("full", window=window, reads=reads, layers=view.layers, prediction=view.prediction)
+
+
+def cache_serves(view: StepView) -> bool:
+    """Whether a step can run the sub-block alone, with the positions around it from the cache.
+
+    A sub-block's first step cannot: positions outside the sub-block have changed. Also, all positions that predict a
+    candidate must be in the sub-block. Where a position predicts the token after it, this fails while the sub-block's
+    first position is masked. That is why the reference runs the whole block then.
+    """
+    return (
+        view.block_cache
+        and view.steps_in_sub_block > 0
+        and view.sub_block_size < view.block_size
+        and is_subset(view.prediction.readers(view.candidates), view.sub_block)
+    )
 
 
 def plan_step(view: StepView, rules: tuple[Rule, ...]) -> StepPlan:
