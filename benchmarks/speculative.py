@@ -6,18 +6,23 @@ arXiv 2511.08923), and at most two where the model is not sure, and one behind t
 here without its second candidates.
 
     python -m benchmarks.speculative --problems 240
+    python -m benchmarks.speculative --problems 64 --noise 0.7
+    python -m benchmarks.speculative --curve benchmarks/measured/positions_free_to_64.json
     python -m benchmarks.speculative --model FOLDER --prompts golden.json
 """
 
 import argparse
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import ClassVar
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from stepsaver.engine.batch import BatchContext
 from stepsaver.engine.curve import read_curve
@@ -81,6 +86,21 @@ def counted(
     return trace.tokens_generated / trace.sample_forwards, positions / trace.sample_forwards, texts
 
 
+def less_sure(folder: Path, noise: float) -> Transformer:
+    """A checkpoint with normal noise on every weight matrix, so large against the spread of its numbers."""
+    draw = torch.Generator().manual_seed(0)
+    with TemporaryDirectory() as place:
+        copy = Path(shutil.copytree(folder, Path(place) / "model"))
+        for path in copy.glob("*.safetensors"):
+            weights = load_file(path)
+            for name, each in weights.items():
+                if each.dim() == 2:
+                    wide = each.float()
+                    weights[name] = (wide + noise * wide.std() * torch.randn(each.shape, generator=draw)).to(each.dtype)
+            save_file(weights, path)
+        return load_model(copy, dtype=torch.float32)
+
+
 def word_problems(count: int) -> list[Prompt]:
     tokenizer = TextTokenizer(MODEL_FOLDER)
     lines = (DATA_FOLDER / "mini_gsm8k.jsonl").read_text(encoding="utf-8").splitlines()[:count]
@@ -96,6 +116,9 @@ def golden_prompts(path: Path) -> list[Prompt]:
 def main(argv: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER)
+    parser.add_argument(
+        "--noise", type=float, help="makes the model less sure: 0.7 halves what block diffusion unmasks"
+    )
     parser.add_argument("--problems", type=int, default=24)
     parser.add_argument("--prompts", type=Path, help="a golden.json, for a model that has no tokenizer")
     parser.add_argument("--limit", type=int, default=256)
@@ -106,7 +129,7 @@ def main(argv: Sequence[str] | None = None, say: Callable[[str], None] = print) 
     parser.add_argument("--curve", type=Path, help="by which positions=auto decides")
     parser.add_argument("--only", nargs="+", help="these decoders instead of the table's")
     args = parser.parse_args(argv)
-    model = load_model(args.model, dtype=torch.float32)
+    model = less_sure(args.model, args.noise) if args.noise else load_model(args.model, dtype=torch.float32)
     prompts = golden_prompts(args.prompts) if args.prompts else word_problems(args.problems)
     decoders = [parse_decoder(text) for text in args.only or ("block", "autoregressive")]
     if not args.only:
