@@ -96,7 +96,7 @@ def test_a_run_stores_every_sample_once_and_a_summary(finished: Path, capsys: py
 
 def test_a_run_knows_what_forwards_cost_on_its_machine(finished: Path) -> None:
     """Every chunk's prediction is made of it, and the baseline's of itself is one."""
-    assert read_curve(cell(finished, "baseline").parent / CURVE).batch_size == 2
+    assert read_curve(cell(finished, "baseline").parent / CURVE).batch_size == 1
     for config in ("baseline", "trimmed"):
         timings = list(map(json.loads, (cell(finished, config) / "trace.jsonl").read_text().splitlines()))
         timings = [each for each in timings if "chunk" in each]
