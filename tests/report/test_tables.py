@@ -28,9 +28,9 @@ def test_a_terminal_has_80_columns_or_everything(tmp_path: Path) -> None:
     task = made_up_task(made_up_experiment(tmp_path))
     lines = result_text(task.summaries, task.verdict()).splitlines()
     assert lines[:3] == [
-        "config        verdict   right   drop in points     speed-up            over AR",
-        "k1_first      baseline  90.0 %  -                  1.00x               -",
-        "k1_middle     rejected  87.0 %  3.0 [2.0, 4.0]     1.05x [1.03, 1.07]  -",
+        "config      verdict   right   drop in points     speed-up            over AR",
+        "k1_first    baseline  90.0 %  -                  1.00x               -",
+        "k1_middle   rejected  87.0 %  3.0 [2.0, 4.0]     1.05x [1.03, 1.07]  -",
     ]
     wide = result_text(task.summaries, task.verdict(), is_wide=True).splitlines()
     assert wide[2].startswith(

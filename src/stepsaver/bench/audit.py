@@ -217,7 +217,7 @@ def _identity_faults(stored: RunDocument) -> list[str]:
 
 
 Said = tuple[Level, str] | tuple[Level, str, tuple[str, ...]]  # the last: configs to be timed again
-Check = Callable[[TaskEvidence], Iterator[Said]]
+Checker = Callable[[TaskEvidence], Iterator[Said]]
 
 
 def audit(task: TaskEvidence) -> list[Finding]:
@@ -520,7 +520,7 @@ def _batches(task: TaskEvidence) -> Iterator[Said]:
             )
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Checker] = {
     "integrity": _integrity,
     "samples": _samples,
     "neutral": _neutral,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stepsaver.bench.limit import decode_once, measure_machine, random_prompts, step_times
-from stepsaver.commands.doctor import Observation
+from stepsaver.commands.doctor import Check
 from stepsaver.engine import registry
 from stepsaver.engine.cache import KeyValueCache
 from stepsaver.engine.decoders.denoise import Denoise
@@ -49,23 +49,21 @@ QUESTIONS = (
 )
 
 
-def check_up(opened: OpenModel) -> Iterable[Observation]:
+def check_up(opened: OpenModel) -> Iterable[Check]:
     """Yields one finding after the other. If the model does not decode, checks that need it to are left out."""
-    yield Observation("checkpoint", True, _checkpoint(opened))
+    yield Check("checkpoint", True, _checkpoint(opened))
     started = perf_counter()
     model = opened.load()
-    yield Observation("weights", True, _weights(model, perf_counter() - started))
+    yield Check("weights", True, _weights(model, perf_counter() - started))
     prompts = _prompts(opened)
     plain = Trace()
     try:
         tokens = _decoded(opened, model, prompts, (), plain)
-        yield Observation(
-            "decoding", True, f"{len(prompts)} prompts, {plain.tokens_generated} tokens, all logits finite"
-        )
+        yield Check("decoding", True, f"{len(prompts)} prompts, {plain.tokens_generated} tokens, all logits finite")
         yield from _with_rules(opened, model, prompts, tokens)
         yield _beside_float32(opened, model, prompts)
     except NonFiniteLogits as error:
-        yield Observation("decoding", False, f"{error} in {_name(model.dtype)} on {model.device}")
+        yield Check("decoding", False, f"{error} in {_name(model.dtype)} on {model.device}")
         return
     yield from _timings(opened, model)
 
@@ -113,16 +111,16 @@ def _decoded(
 
 def _with_rules(
     opened: OpenModel, model: Transformer, prompts: list[tuple[int, ...]], tokens: list[list[int]]
-) -> Iterable[Observation]:
+) -> Iterable[Check]:
     control = _decoded(opened, model, prompts, tuple(map(parse_rule, CONTROL)), Trace())
     same = sum(ours == theirs for ours, theirs in zip(control, tokens, strict=True))
     says = f"{same} of {len(tokens)} texts as without it"
-    yield Observation(f"control {CONTROL[0]}", same == len(tokens), says)
+    yield Check(f"control {CONTROL[0]}", same == len(tokens), says)
     rules = _fitting(opened)
     texts = _decoded(opened, model, prompts, rules, Trace())
     same = sum(ours == theirs for ours, theirs in zip(texts, tokens, strict=True))
     names = " ".join(registry.describe(rule) for rule in rules)
-    yield Observation("rules", True, f"{same} of {len(tokens)} texts as without ({names})")
+    yield Check("rules", True, f"{same} of {len(tokens)} texts as without ({names})")
 
 
 def _fitting(opened: OpenModel) -> tuple[Rule, ...]:
@@ -137,18 +135,18 @@ def _fitting(opened: OpenModel) -> tuple[Rule, ...]:
     return rules
 
 
-def _beside_float32(opened: OpenModel, model: Transformer, prompts: list[tuple[int, ...]]) -> Observation:
+def _beside_float32(opened: OpenModel, model: Transformer, prompts: list[tuple[int, ...]]) -> Check:
     needed, free = 4 * sum(each.numel() for each in opened.outline().parameters()), _free_memory()
     if free is not None and 1.2 * needed > free:
         says = f"not compared: {1.2 * needed / 1e9:.0f} GB of memory are needed, {free / 1e9:.0f} are free"
-        return Observation("float32 on the CPU", True, says)
+        return Check("float32 on the CPU", True, says)
     reference = load_model(opened.folder, dtype=torch.float32, device="cpu", weights="float32")
     ours, theirs = (_logits(each, opened, prompts) for each in (model, reference))
     distance = float((ours - theirs).norm() / theirs.norm())
     agreeing = float((ours.argmax(-1) == theirs.argmax(-1)).double().mean())
     most = TOLERATED[model.dtype]
     says = f"logits differ by {distance:.2g} of their norm ({most:g} is allowed), {agreeing:.1%} choose the same token"
-    return Observation("float32 on the CPU", distance <= most, says)
+    return Check("float32 on the CPU", distance <= most, says)
 
 
 def _free_memory() -> int | None:
@@ -177,21 +175,21 @@ def _logits(model: Transformer, opened: OpenModel, prompts: list[tuple[int, ...]
     return torch.cat(found)
 
 
-def _timings(opened: OpenModel, model: Transformer) -> Iterable[Observation]:
+def _timings(opened: OpenModel, model: Transformer) -> Iterable[Check]:
     """Yields median times of one sample's steps, beside the time in which the device could read or multiply as much."""
     machine = measure_machine(model.device, model.dtype)
     says = f"reads {machine.bytes_per_s / 1e9:.4g} GB/s, multiplies {machine.flops_per_s / 1e12:.3g} TFLOP/s"
-    yield Observation("limits", True, f"{says} in {_name(model.dtype)}, measured")
+    yield Check("limits", True, f"{says} in {_name(model.dtype)}, measured")
     plain, ruled = (_timed(opened, model, rules) for rules in ((), _fitting(opened)))
     for kind, each in step_times(model, [plain], machine).items():
         says = (
             f"{each.milliseconds:.3g} ms at batch 1, {each.share:.0%} of what {each.limited_by} allows "
             f"({each.limit_milliseconds:.3g} ms)"
         )
-        yield Observation(f"{kind} step" if kind in ("full", "sub") else kind, True, says)
+        yield Check(f"{kind} step" if kind in ("full", "sub") else kind, True, says)
     without, with_rules = (each.tokens_generated / each.decode_seconds for each in (plain, ruled))
     says = f"{without:.3g} tokens/s without rules, {with_rules:.3g} with them, {ROWS_PER_STEP} rows a step, once"
-    yield Observation("rate at batch 1", True, says)
+    yield Check("rate at batch 1", True, says)
 
 
 def _timed(opened: OpenModel, model: Transformer, rules: tuple[Rule, ...]) -> Trace:

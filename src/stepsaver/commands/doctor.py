@@ -15,7 +15,7 @@ PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingfac
 OPTIONAL = ("lm_eval", "plotly", "submitit")  # one of each extra
 
 
-class Observation(NamedTuple):
+class Check(NamedTuple):
     """What was found out about the machine, or about a checkpoint on it."""
 
     name: str
@@ -41,14 +41,14 @@ def run(options: argparse.Namespace) -> int:
     return 0 if all(finding.is_fine for finding in found) else 1
 
 
-def _findings(options: argparse.Namespace) -> Iterator[Observation]:
+def _findings(options: argparse.Namespace) -> Iterator[Check]:
     yield from (_python(), *map(_package, PACKAGES), *map(_optional, OPTIONAL))
     yield from (_device(options.device, options.dtype), _weights(), _kernels(), _tiles(), _embedded(), _hub())
     if options.model is not None:
         yield from _model(options)
 
 
-def _model(options: argparse.Namespace) -> Iterable[Observation]:
+def _model(options: argparse.Namespace) -> Iterable[Check]:
     from stepsaver.commands._checkup import check_up
     from stepsaver.evaluation.open_model import open_model
 
@@ -56,23 +56,23 @@ def _model(options: argparse.Namespace) -> Iterable[Observation]:
     return check_up(opened)
 
 
-def _python() -> Observation:
-    return Observation("python", True, f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores")
+def _python() -> Check:
+    return Check("python", True, f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores")
 
 
-def _package(name: str) -> Observation:
+def _package(name: str) -> Check:
     try:
-        return Observation(name, True, version(name))
+        return Check(name, True, version(name))
     except PackageNotFoundError:
-        return Observation(name, False, "not installed")
+        return Check(name, False, "not installed")
 
 
-def _optional(name: str) -> Observation:
+def _optional(name: str) -> Check:
     found = _package(name)
-    return found if found.is_fine else Observation(name, True, f"not installed; {missing_part(name)}")
+    return found if found.is_fine else Check(name, True, f"not installed; {missing_part(name)}")
 
 
-def _device(name: str, dtype_name: str) -> Observation:
+def _device(name: str, dtype_name: str) -> Check:
     import torch
 
     from stepsaver.engine.machine import choose_device, choose_dtype
@@ -80,49 +80,47 @@ def _device(name: str, dtype_name: str) -> Observation:
     device = choose_device(name)
     dtype = str(choose_dtype(dtype_name, device)).removeprefix("torch.")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    return Observation("device", True, f"{device} ({name}), dtype {dtype_name} means {dtype}")
+    return Check("device", True, f"{device} ({name}), dtype {dtype_name} means {dtype}")
 
 
-def _weights() -> Observation:
+def _weights() -> Check:
     from stepsaver.engine.backends.cpu.weights import can_pack, halves_problem
 
     problem = halves_problem()
     sixteen = f"not in 16 bits ({problem})" if problem else "in 16 bits where float16 holds them"
     others = "packed by oneDNN" if can_pack() else "plain, because this torch has no oneDNN"
-    return Observation("weights", True, f"on the CPU {sixteen}; large ones in float32 {others}")
+    return Check("weights", True, f"on the CPU {sixteen}; large ones in float32 {others}")
 
 
-def _kernels() -> Observation:
+def _kernels() -> Check:
     from stepsaver.engine.backends.cpu.library import problem
 
     says = f"torch's operations instead ({problem})" if problem else "used on the CPU in float32"
-    return Observation("kernels", True, says)
+    return Check("kernels", True, says)
 
 
-def _tiles() -> Observation:
+def _tiles() -> Check:
     from stepsaver.engine.backends.cpu.tiles import LIMIT, are_announced, limit_to_what_works
 
     if not are_announced():
-        return Observation("matrix tiles", True, "none on this processor")
+        return Check("matrix tiles", True, "none on this processor")
     if not limit_to_what_works():
-        return Observation("matrix tiles", False, "announced and broken: bfloat16 and float16 on the CPU are refused")
+        return Check("matrix tiles", False, "announced and broken: bfloat16 and float16 on the CPU are refused")
     limit = os.environ.get(LIMIT)
-    return Observation(
-        "matrix tiles", True, f"announced, and oneDNN is kept to {limit}" if limit else "used in 16 bits"
-    )
+    return Check("matrix tiles", True, f"announced, and oneDNN is kept to {limit}" if limit else "used in 16 bits")
 
 
-def _embedded() -> Observation:
+def _embedded() -> Check:
     from stepsaver.evaluation.embedded import MODEL_FOLDER
 
     found = (MODEL_FOLDER / "model.safetensors").exists()
-    return Observation("embedded model", found, "found" if found else f"missing in {MODEL_FOLDER}")
+    return Check("embedded model", found, "found" if found else f"missing in {MODEL_FOLDER}")
 
 
-def _hub() -> Observation:
+def _hub() -> Check:
     """Says whether there is a login for gated data, never what it is."""
     from huggingface_hub import get_token
 
     offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
     login = "a login is set" if get_token() else "no login (gated data such as GPQA needs one)"
-    return Observation("hub", True, f"{'offline' if offline else 'online'}, {login}")
+    return Check("hub", True, f"{'offline' if offline else 'online'}, {login}")
