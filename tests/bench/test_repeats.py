@@ -1,5 +1,6 @@
 """Everything timed again in fresh processes, and autoregressive decoding beside every config."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,35 @@ def test_every_repeat_times_every_config_once_in_a_process_of_its_own(repeated: 
         assert len({session for repeat, _, session in found}) == REPEATS
     one = summary(repeated, "trimmed", LIMIT)
     assert (one["pairs"], one["sessions"], one["chunks"]) == (CHUNKS * REPEATS, REPEATS, CHUNKS)
+
+
+def test_a_dry_run_counts_what_is_left_to_be_timed(repeated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, samples in (((), 0), (("--repeats", "3"), 0), (("--repeats", "5"), 2 * LIMIT)):
+        capsys.readouterr()
+        command = ["run", str(repeated), "--limit", str(LIMIT), "--task", "mini_ifeval", "--dry-run", "--json"]
+        assert main([*command, *flags]) == 0
+        (task,) = json.loads(capsys.readouterr().out)
+        assert {each["config"]: each["samples"] for each in task["cells"]} == dict.fromkeys(CONFIGS, samples)
+
+
+def test_what_is_assumed_makes_the_hours(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", str(folder), "--limit", "50", "--task", "mini_gsm8k", "--dry-run", "--json"]
+    assert main([*command, "--assume-tokens", "20", "--assume-rate", "10"]) == 0
+    (task,) = json.loads(capsys.readouterr().out)
+    assert [each["cost"]["seconds"] for each in task["cells"]] == [50 * 20 / 10] * len(CONFIGS)
+    assert "20 tokens for each generated answer at 10 tokens/s, which is assumed" in task["cells"][0]["basis"]
+    assert main([*command, "--assume-tokens", "0"]) == 2
+
+
+def test_a_task_that_cannot_be_loaded_does_not_end_the_others(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", str(folder), "--limit", "2", "--task", "humaneval", "--dry-run", "--json"]
+    assert main([*command, "--task", "mini_ifeval"]) == 0
+    said = capsys.readouterr()
+    assert [each["task"] for each in json.loads(said.out)] == ["mini_ifeval_limit_2"]
+    assert "note: humaneval is left out: " in said.err
+    assert main([*command, "--task", "gpqa_main_n_shot", "--data-dir", str(tmp_path)]) == 2
 
 
 def test_a_repeat_goes_on_from_what_is_timed(repeated: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,21 +93,21 @@ def _estimate_task(task_run: TaskRun, request: RunRequest, results: Path, assume
     forced = {config.name for config in request.configs} if request.force else set[str]()
     equal = find_equal(task_run, configs)
     found = {config.name: _missing(task_run, config, results, is_forced=config.name in forced) for config in configs}
-    timed_beside: dict[str, set[int]] = defaultdict(set)  # by baseline, the chunks that its configs lack
+    timed_beside: dict[str, set[int]] = defaultdict(set)  # by what is timed beside configs, the chunks that they lack
     for name, (missing, _) in found.items():
-        if name not in equal.leader_of:
-            timed_beside[equal.computed_as(experiment.baseline_of(name))] |= missing
+        for other in experiment.timed_beside(name) if name not in equal.leader_of else ():
+            timed_beside[equal.computed_as(other)] |= missing
     cells = []
     for config in configs:
         missing, remark = found[config.name]
         again = timed_beside[config.name] - missing
-        if leader := equal.leader_of.get(config.name):
-            missing, remark = set(), f"equal to {leader} on this task: taken over, a few requests checked"
+        repeated = _samples_of_repeats(task_run, config, results, request.repeats)
+        if config.name in equal.leader_of:
+            missing, remark, repeated = set(), "", 0  # its answers and timings are taken over, as a note says
         samples = sum(len(chunk.samples) for chunk in chunks if chunk.number in missing | again)
         per_sample, basis = _cost_per_sample(task_run, config, results, assumed)
-        cells.append(
-            CellEstimate(config.name, len(missing), samples, len(again), remark, per_sample.times(samples), basis)
-        )
+        cost = per_sample.times(samples + repeated)
+        cells.append(CellEstimate(config.name, len(missing), samples + repeated, len(again), remark, cost, basis))
     samples = sum(len(each.samples) for each in chunks)
     return TaskEstimate(task_run.folder_name, len(chunks), samples, tuple(cells), tuple(equal.notes()))
 
@@ -126,6 +126,19 @@ def _missing(task_run: TaskRun, config: ConfigSpec, results: Path, *, is_forced:
         other = ", ".join(differing_parts(stored.identity, identity))
         return numbers, f"what is stored is of a run with another {other}; it is set aside"
     return numbers - read_cell_files(folder, stored.run_id).records.keys(), ""
+
+
+def _samples_of_repeats(task_run: TaskRun, config: ConfigSpec, results: Path, repeats: int) -> int:
+    """Returns how many samples are timed after the first time, as far as that is not stored."""
+    folder = results / task_run.folder_name / config.name
+    stored = read_run(folder)
+    timed = read_cell_files(folder, stored.run_id).repeated if stored else set[tuple[int, int]]()
+    return sum(
+        len(chunk.samples)
+        for repeat in range(1, repeats)
+        for chunk in task_run.chunks
+        if (chunk.number, repeat) not in timed
+    )
 
 
 def _cost_per_sample(task_run: TaskRun, config: ConfigSpec, results: Path, assumed: Assumed) -> tuple[Estimate, str]:
