@@ -158,8 +158,11 @@ def test_rows_outside_a_tensor_are_refused(index: int) -> None:
     ("place", "segment"),
     [
         *(((slot, position), None) for slot, position in [(-1, 0), (2, 0), (0, -1), (0, 8), (1 << 60, 0)]),
-        *((None, each) for each in [(0, 3, 0, 4, 0), (1, 0, 0, 4, 0), (-1, 1, 0, 4, 0), (0, 2, 2, 4, 0)]),
-        *((None, each) for each in [(0, 2, -1, 4, 0), (0, 2, 0, 9, 0), (0, 2, 0, 8, 1), (0, 2, 0, -1, 0)]),
+        *((None, (*each, 4, 0, 0)) for each in [(0, 3, 0), (1, 0, 0), (-1, 1, 0), (0, 2, 2), (0, 2, -1)]),
+        *(
+            (None, (0, 2, 0, *each))
+            for each in [(9, 0, 0), (-1, 0, 0), (0, 0, 0), (4, -1, 2), (4, 3, 2), (4, 0, 5), (4, 0, 4)]
+        ),
     ],
 )
 def test_places_and_segments_outside_a_cache_are_refused(
@@ -168,7 +171,10 @@ def test_places_and_segments_outside_a_cache_are_refused(
     """Of two rows in two slots of eight positions, one head each."""
     projected, stored = numbers(0, 2, 8 if place is None else 24), numbers(1, 2, 2, 8, 8)
     places = None if place is None else torch.tensor([(0, 0), place])
-    segments = None if segment is None else torch.tensor([segment])
+    segments = None
+    if segment is not None:
+        start, stop, slot, *view = segment
+        segments = Attending(torch.tensor([(start, stop, slot)]), torch.tensor([view] * 2), (), ())
     before = projected.clone(), stored.clone()
     with pytest.raises(IndexError, match="outside the tensor that it is for"):
         kernels.attend(projected, rotations(2, 8, 0), stored, places, segments)
