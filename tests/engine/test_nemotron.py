@@ -3,6 +3,7 @@ cases that is here and all of those in the shared folder; and beside literal eva
 """
 
 import json
+import math
 from copy import deepcopy
 from itertools import groupby
 from pathlib import Path
@@ -27,8 +28,9 @@ from stepsaver.engine.engine import Engine, Prompt
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.forward import Memory, run_step
 from stepsaver.engine.models.adapter import read_adapter
+from stepsaver.engine.models.config import parse_config
 from stepsaver.engine.models.load import load_model, random_model
-from stepsaver.engine.models.rope import Rope
+from stepsaver.engine.models.rope import Rope, rotation_table
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.packing import Step
 from stepsaver.engine.plan import whole_plan
@@ -450,3 +452,31 @@ def test_the_command_line_takes_an_adapter(
     assert "decoded by block" in capsys.readouterr().err
     assert main([*command, "--decode", "block", "--draft-adapter", str(tmp_path / "lora")]) == 2
     assert "a draft adapter is for speculative decoding, and block drafts nothing" in capsys.readouterr().err
+
+
+def test_the_8b_builds_on_the_meta_device() -> None:
+    """Its published config, without the weights."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0}
+    rope |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "llama_4_scaling_beta": 0.1}
+    entries = {"architectures": ["NemotronLabsDiffusionModel"], "vocab_size": 131072, "hidden_size": 4096}
+    entries |= {"intermediate_size": 14336, "num_hidden_layers": 34, "num_attention_heads": 32, "head_dim": 128}
+    entries |= {
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+    }
+    entries |= {"block_size": 32, "mask_token_id": 100, "eos_token_id": 11, "bos_token_id": 1, "rope_parameters": rope}
+    config = parse_config(
+        entries | {"dlm_paradigm": "bidirectional", "torch_dtype": "bfloat16"}, {"eos_token_id": [11, 2]}
+    )
+    with torch.device("meta"):
+        model = Transformer(config)
+    layer = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14336 + 2 * 4096
+    assert sum(parameter.numel() for parameter in model.parameters()) == 34 * layer + 2 * 131072 * 4096 + 4096
+    decoding = resolve_decoding(config)
+    assert (decoding.block_size, decoding.mask_id, decoding.stop_ids, decoding.bos_id) == (32, 100, (11, 2), 1)
+    table = rotation_table(config.rope, head_dim=128, positions=16385, dtype=torch.float64)
+    assert table.query_scale is not None
+    assert table.query_scale[[0, 16383, 16384]].tolist() == pytest.approx([1, 1, 1 + 0.1 * math.log(2)])
+    assert rotation_table(config.rope, head_dim=128, positions=16384, dtype=torch.float64).query_scale is None
