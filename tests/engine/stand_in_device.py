@@ -1,8 +1,9 @@
 """The meta device stands in for an accelerator: shapes, precisions and devices are real, values there are none.
 
 Under `StandIn` every operation is looked at. One that mixes the host's tensors with the device's fails, as it does on a
-GPU; so does one whose result the host would have to wait for. A transfer to the host is counted and answered with
-values that the decode loop can go on with: tokens, confidences, sums and scores as `propose` lays them out, drifts.
+GPU; so does one whose result the host would have to wait for, and a write to what may still be on its way there. A
+transfer to the host is counted and answered with values that the decode loop can go on with: tokens, confidences, sums
+and scores as `propose` lays them out, drifts.
 """
 
 from collections import Counter
@@ -41,6 +42,7 @@ class StandIn(TorchDispatchMode):
         self.transfers = 0  # to the host
         self.uploads = 0  # to the device
         self.launches: Counter[str] = Counter()  # operations on the device that do something, uploads aside
+        self._sent: list[tuple[Tensor, Tensor]] = []  # copied since the host last waited, and as it was then
         self._joined: tuple[Tensor, list[int]] | None = None  # what was last put together, and how long each part is
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -54,6 +56,7 @@ class StandIn(TorchDispatchMode):
         if name == "copy_" and len(sources) > 1:
             assert args[0].device == DEVICE, "a transfer to the host that is none of ours"
             self.uploads += 1
+            self._sent.append((args[1], args[1].clone()))
             return args[0]
         if len(sources) > 1:
             shapes = [(each.device.type, tuple(each.shape)) for each in tensors]
@@ -72,6 +75,8 @@ class StandIn(TorchDispatchMode):
     def _to_host(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
         """The values that the host is given, as it expects them."""
         self.transfers += 1
+        assert all(torch.equal(here, sent) for here, sent in self._sent), "written while a copy may still read it"
+        self._sent.clear()
         drifts = torch.rand(tensor.shape, generator=self.random, dtype=torch.float64)
         if self._joined is None or self._joined[0] is not tensor:  # drifts, in the middle of a forward
             return drifts.to(dtype or tensor.dtype)

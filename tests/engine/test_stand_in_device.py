@@ -1,6 +1,7 @@
 """The GPU path as far as it can be proved without one: devices never mix, and the host waits once per forward."""
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import torch.nn.functional as F
 from stepsaver.engine import registry
 from stepsaver.engine.attention import LINE, Segment, plan_attending
 from stepsaver.engine.backends import TORCH
+from stepsaver.engine.backends.backend import Upload
 from stepsaver.engine.backends.gpu.backend import GPU
-from stepsaver.engine.backends.packed import Mask
+from stepsaver.engine.backends.gpu.upload import OneCopy
+from stepsaver.engine.backends.packed import Mask, PackedRun
 from stepsaver.engine.backends.torch_attention import attend_folded
 from stepsaver.engine.cache import KeyValueCache
 from stepsaver.engine.decoders.chosen import parse_decoder
@@ -21,6 +24,7 @@ from stepsaver.engine.decoders.denoise import Denoise
 from stepsaver.engine.decoding_settings import resolve_decoding
 from stepsaver.engine.defaults import ESTIMATORS
 from stepsaver.engine.engine import Engine
+from stepsaver.engine.forward import Forward
 from stepsaver.engine.policies.policy import Policy, parse_policy
 from stepsaver.engine.rules.rule import Rule, parse_rule
 from stepsaver.engine.sampling import Sampling
@@ -45,9 +49,9 @@ POLICIES = [text for name in registry.found_in("stepsaver.engine.policies") for 
 # What a layer launches on one sample: 4 multiplications, 2 norms, 2 additions, 3 to rotate queries and keys, 1 to write
 # keys and values, attention and 2 to lay out its queries and its result, 2 of the MLP's gate.
 LAUNCHES_PER_LAYER = 17
-# What a forward of one sample copies to the device: tokens, positions, where keys and values go, and for the last
-# layer, after which only the rows that are read go on, which rows those are.
-UPLOADS_PER_FORWARD = 4
+# Tokens, positions, where keys and values go, which rows go on after the last layer: one buffer.
+UPLOADS_PER_FORWARD = 1
+LAUNCHES_BEFORE_THE_FIRST_LAYER = 3  # embedding and rotations, of the last layer's rows too; the upload is a fourth
 
 
 def decoded(
@@ -186,6 +190,50 @@ def test_index_tensors_are_built_once_where_layers_run_the_same_rows(rules: tupl
     assert few.uploads - rotations <= UPLOADS_PER_FORWARD * trace.forwards
 
 
+def test_a_forward_sends_one_buffer_and_little_runs_before_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches, before = [], Forward.run_layers
+
+    def run_layers(forward: Forward, layers: range, run: PackedRun) -> None:
+        if not layers.start:
+            launches.append((device.uploads, device.launches.total()))
+        before(forward, layers, run)
+
+    config = tiny_config(layers=3)
+    model = stand_in_model(config, torch.float16)
+    decoding = resolve_decoding(config, sub_block_size=4, stop_ids=(), join="off")
+    engine = Engine(model, decoder=Denoise(), batch_size=1, decoding=decoding)
+    monkeypatch.setattr(Forward, "run_layers", run_layers)
+    monkeypatch.setattr(type(GPU), "begin", lambda self: launches.append((device.uploads, device.launches.total())))
+    with StandIn(config) as device:
+        list(engine.generate(PROMPTS[:1], max_new_tokens=NEW_TOKENS))
+    asked = [(last[0] - first[0], last[1] - first[1]) for first, last in list(pairwise(launches))[::2]]
+    assert max(asked) == (1, LAUNCHES_BEFORE_THE_FIRST_LAYER)
+    assert {uploads for uploads, _ in asked} == {1}
+
+
+def test_what_does_not_fit_in_the_buffer_is_sent_in_further_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OneCopy, "size", 256)
+    arrays = [np.arange(count) + 7 * count for count in (3, 40, 1, 9)]
+    upload = OneCopy(torch.device("cpu"))
+    there = [upload.tensor(each) for each in arrays]
+    upload.send()
+    assert [each.tolist() for each in there] == [each.tolist() for each in arrays]
+    assert all(each.data_ptr() % 16 == 0 for each in there)
+    assert OneCopy.size >= 256 + 320, "the next forward's buffer holds it all"
+
+
+def test_a_buffer_that_is_used_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = OneCopy(DEVICE)
+
+    def one_for_all(self: object, device: torch.device) -> OneCopy:
+        kept._used = kept._sent = 0
+        return kept
+
+    monkeypatch.setattr(type(GPU), "upload", one_for_all)
+    with pytest.raises(AssertionError, match="may still read it"):
+        decoded(prefix_cache=False)  # contexts run before the steps, and the host does not wait between
+
+
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_folded_heads_mix_as_shared_ones_do(is_masked: bool) -> None:
     """What other devices do instead of sharing key-value heads, with values: on the CPU, in double precision."""
@@ -224,15 +272,15 @@ def test_masks_hold_what_queries_see_in_lines_that_a_gpu_reads_as_they_are(dtype
     cache = KeyValueCache(tiny_config(), slots=3, capacity=29, dtype=dtype, device=torch.device("cpu"))
     views = np.array([[7, 0, 0], [13, 5, 9], [9, 0, 4]]), np.array([[21, 3, 20], [4, 4, 4]])
     segments = [Segment(0, 3, 0, views[0]), Segment(3, 5, 2, views[1])]
-    (group,) = plan_attending(segments, cache).grouped
-    folded = group.mask.folded(2, 3, group.rows)
+    (group,) = plan_attending(segments, cache, Upload()).grouped
+    folded = group.mask.folded(2, 3, 3)
     assert folded.shape == (3 if isinstance(group.slots, slice) else 2, 2, 9, 21)
     assert all(stride % LINE == 0 for stride in folded.stride()[:-1])
     for place, lines in zip((0, -1), views, strict=True):
         for row, (seen, gap, resume) in enumerate(lines.tolist()):
             expected = [0.0 if at < seen and not gap <= at < resume else -torch.inf for at in range(21)]
             for head in range(3):
-                assert folded[place, 1, head * group.rows + row].tolist() == expected
+                assert folded[place, 1, head * 3 + row].tolist() == expected
     assert (folded[-1, 0, 2::3] == 0).sum(-1).tolist() == [1, 1, 1], "padding sees one place"
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepsaver.engine.backends.backend import Upload
 from stepsaver.engine.backends.packed import Alone, Attending, Mask, PaddedGroup
 from stepsaver.engine.cache import Index, KeyValueCache
 
@@ -44,7 +45,7 @@ class Segment(NamedTuple):
         return int(self.views[:, 0].max())
 
 
-def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attending:
+def plan_attending(segments: Sequence[Segment], cache: KeyValueCache, upload: Upload) -> Attending:
     """The backend attends the samples that it is made for. The others are attended together if their contexts differ by
     less than a factor of four, and their queries all see the same places or are few.
     """
@@ -64,12 +65,40 @@ def plan_attending(segments: Sequence[Segment], cache: KeyValueCache) -> Attendi
         else:
             alone.append(each)
     alone += [group[0] for group in groups.values() if len(group) == 1]
+    alone.sort()
+    together = [_padded_group(group, segments[-1].stop, cache, upload) for group in groups.values() if len(group) > 1]
+    rows, taken = _order(alone, [rows for _, rows in together], upload, is_all=not own)
     return Attending(
         torch.tensor([each[:3] for each in own]) if own else None,
         _views(segments) if own else None,
-        tuple(_alone(each, cache) for each in alone),
-        tuple(_padded_group(group, cache) for group in groups.values() if len(group) > 1),
+        tuple(_alone(each, cache, upload) for each in alone),
+        tuple(group for group, _ in together),
+        rows,
+        taken,
     )
+
+
+class _PartRows(NamedTuple):
+    """Of the queries of a part: which of the packed ones they are, and which of its padded ones, of so many."""
+
+    packed: Index
+    padded: Index
+    padded_count: int
+
+
+def _order(
+    alone: list[Segment], groups: list[_PartRows], upload: Upload, *, is_all: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Which packed queries are attended here, if not all are, and where each is in what comes out."""
+    parts = [_PartRows(np.arange(each.start, each.stop), np.arange(each.rows), each.rows) for each in alone] + groups
+    if not parts:
+        return None, None
+    starts = np.cumsum([0, *(part.padded_count for part in parts)])
+    packed = np.concatenate([part.packed for part in parts])
+    taken = np.concatenate([start + part.padded for start, part in zip(starts, parts, strict=False)])
+    order = np.argsort(packed)
+    is_in_order = len(taken) == starts[-1] and (np.diff(taken[order]) == 1).all()
+    return None if is_all else upload.tensor(packed[order]), None if is_in_order else upload.tensor(taken[order])
 
 
 def _views(segments: Sequence[Segment]) -> Tensor:
@@ -80,14 +109,15 @@ def _of_each(segment: Segment) -> Index:
     return np.broadcast_to(segment.views, (segment.rows, 3))
 
 
-def _alone(segment: Segment, cache: KeyValueCache) -> Alone:
+def _alone(segment: Segment, cache: KeyValueCache, upload: Upload) -> Alone:
     seen = segment.seen
-    mask = None if segment.is_even else _mask([segment], np.zeros(1, dtype=np.int64), cache)
+    mask = None if segment.is_even else _mask([segment], np.zeros(1, dtype=np.int64), cache.stored.dtype, upload)
     return Alone(slice(segment.start, segment.stop), segment.slot, seen, mask)
 
 
-def _padded_group(group: list[Segment], cache: KeyValueCache) -> PaddedGroup:
-    device = cache.device
+def _padded_group(
+    group: list[Segment], queries: int, cache: KeyValueCache, upload: Upload
+) -> tuple[PaddedGroup, _PartRows]:
     rows = max(segment.rows for segment in group)
     length = max(segment.seen for segment in group)
     slots = np.array([segment.slot for segment in group])
@@ -97,24 +127,25 @@ def _padded_group(group: list[Segment], cache: KeyValueCache) -> PaddedGroup:
     count = int(order.max()) + 1
     packed = np.concatenate([np.arange(segment.start, segment.stop) for segment in group])
     padded = np.concatenate([index * rows + np.arange(each.rows) for index, each in zip(order, group, strict=True)])
-    is_dense = len(padded) == count * rows and (np.diff(padded) == 1).all()
-    return PaddedGroup(
-        packed_rows=torch.from_numpy(packed).to(device, non_blocking=True),
-        padded_rows=None if is_dense else torch.from_numpy(padded).to(device, non_blocking=True),
-        slots=slice(0, count) if is_view else torch.from_numpy(slots).to(device, non_blocking=True),
+    chosen = np.zeros(count * rows, dtype=np.int64)  # what pads the group is any query
+    chosen[padded] = packed
+    is_in_order = len(chosen) == queries and (np.diff(chosen) == 1).all()
+    padded_group = PaddedGroup(
+        chosen=None if is_in_order else upload.tensor(chosen),
+        slots=slice(0, count) if is_view else upload.tensor(slots),
         samples=count,
-        rows=rows,
         length=length,
-        mask=_mask(group, order, cache),
+        mask=_mask(group, order, cache.stored.dtype, upload),
     )
+    return padded_group, _PartRows(packed, padded, len(chosen))
 
 
-def _mask(group: list[Segment], order: Index, cache: KeyValueCache) -> Mask:
+def _mask(group: list[Segment], order: Index, dtype: torch.dtype, upload: Upload) -> Mask:
     """Which places the queries of a group see. What pads the group sees one place."""
     length = max(segment.seen for segment in group)
     rows = 1 if group[0].is_even else max(segment.rows for segment in group)
-    added = torch.empty(int(order.max()) + 1, 1, rows, -(-length // LINE) * LINE, dtype=cache.stored.dtype)
-    lines = added.fill_(-torch.inf).view(BITS[added.dtype]).numpy()  # of the same bits: numpy lacks bfloat16
+    added, there = upload.empty((int(order.max()) + 1, 1, rows, -(-length // LINE) * LINE), dtype)
+    lines = added.fill_(-torch.inf).view(BITS[dtype]).numpy()  # of the same bits: numpy lacks bfloat16
     hidden = lines[0, 0, 0, 0]
     lines[..., 0] = 0
     for index, each in zip(order, group, strict=True):
@@ -122,4 +153,4 @@ def _mask(group: list[Segment], order: Index, cache: KeyValueCache) -> Mask:
             line[:resume] = hidden
             line[: min(gap, seen)] = 0
             line[resume:seen] = 0
-    return Mask(added.to(cache.device, non_blocking=True), length)
+    return Mask(there, length)

@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stepsaver.engine.backends import backend_for
+from stepsaver.engine.backends.backend import Index as Index
 from stepsaver.engine.models.config import ModelConfig
-
-Index = NDArray[np.int64]
 
 
 class KeysValues(NamedTuple):
@@ -50,11 +48,11 @@ class KeyValueCache:
     def bytes(self) -> int:
         return self.stored.nbytes
 
-    def places(self, slots: Index, positions: Index) -> Tensor:
+    def places(self, slots: Index, positions: Index) -> Index:
         """Where the keys and values of packed rows go [N, 2]."""
         assert slots.max() < self.slots
         assert positions.max() < self.capacity
-        return torch.from_numpy(np.stack((slots, positions), 1)).to(self.device, non_blocking=True)
+        return np.stack((slots, positions), 1)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` rows of one slot to another."""

@@ -20,7 +20,7 @@ from stepsaver.engine.cache import DeltaCache, KeyValueCache, SublayerDeltas
 from stepsaver.engine.machine import require_own_threads
 from stepsaver.engine.models.rope import Rotation
 from stepsaver.engine.models.transformer import Attention, Transformer
-from stepsaver.engine.packing import Packer, Step, drafting_rows, pack_rows, run_end
+from stepsaver.engine.packing import Packer, Step
 from stepsaver.engine.stream import Stream
 
 Sublayer = Literal["attention", "mlp"]
@@ -79,14 +79,13 @@ def run_step(model: Transformer, memory: Memory, steps: Sequence[Step], ask: Ask
     require_own_threads()
     model.backend.begin()
     forward = Forward(model, memory, steps)
-    first = 0
-    while first < model.config.layers:
-        last = run_end(forward.steps, first)
-        forward.run_layers(range(first, last))
-        if ask is not None and any(step.plan.ask_after == last - 1 for step in forward.steps):
+    while forward.runs:
+        for layers, run in forward.runs:
+            forward.run_layers(layers, run)
+        if ask is not None and any(step.plan.ask_after == layers.stop - 1 for step in forward.steps):
             assert forward.drift_N is not None, "a plan asks for a drift that nobody measures"
             forward.steps = ask(forward.steps, forward.drift_N)
-        first = last
+        forward.runs = forward.packer.runs(forward.steps, layers.stop)
     logits = forward.logits()
     if not len(logits):  # no token comes back for which the host would wait, and forwards are timed
         model.backend.wait(model.device)
@@ -97,21 +96,25 @@ class Forward:
     """The state of a forward between layers."""
 
     def __init__(self, model: Transformer, memory: Memory, steps: Sequence[Step]) -> None:
-        rows = pack_rows(steps, model.device)
         self.model, self.memory, self.steps = model, memory, steps
         self.backend, self.layers = model.backend, model.each_layer
-        self.packer = Packer(rows, rotation=memory.rotations[rows.positions], cache=memory.cache, deltas=memory.deltas)
-        self.stream = Stream(model.embedding(rows.tokens))
+        self.packer = Packer(
+            steps,
+            rotations=memory.rotations,
+            cache=memory.cache,
+            deltas=memory.deltas,
+            is_adapted=model.draft_adapter is not None,
+        )
+        self.runs = self.packer.runs(steps, 0)  # sends the tokens
+        self.stream = Stream(model.embedding(self.packer.tokens))
         self.going: Tensor | None = None  # the rows that still go on, which are fewer in the last layer; None: all
         self.executed = Executed()
-        self.drafting = None if model.draft_adapter is None else drafting_rows(steps, self.stream.h_ND)
         self.drift_N: Tensor | None = None
         if memory.probe_layers and memory.deltas is not None:
-            self.drift_N = torch.zeros(len(rows.tokens), dtype=torch.float32, device=model.device)
+            self.drift_N = torch.zeros(len(self.packer.tokens), dtype=torch.float32, device=model.device)
 
-    def run_layers(self, layers: range) -> None:
+    def run_layers(self, layers: range, run: PackedRun) -> None:
         """Runs consecutive layers that run the same rows."""
-        run = self.packer.run(self.steps, layers.start)
         for span in self._spans(layers, run):
             if not self._run_together(span, run):
                 for index in span:
@@ -133,7 +136,7 @@ class Forward:
         self.stream.keep(run.kept)
         if mixed is not None:
             delta = layer.attention.finish(mixed)
-            if self.drafting is not None:
+            if self.packer.drafting is not None:
                 self._add_adapter(index, mixed, delta, run)
             self._add("attention", index, delta, run.attention.ran, kept.attention)
         self._reuse(kept.attention, run.attention.reused)
@@ -143,8 +146,8 @@ class Forward:
 
     def _add_adapter(self, index: int, mixed: Tensor, delta: Tensor, run: PackedRun) -> None:
         assert self.model.draft_adapter is not None
-        assert self.drafting is not None
-        drafting = self.drafting
+        assert self.packer.drafting is not None
+        drafting = self.packer.drafting
         for some in (run.kept, run.attention.ran.indices):
             drafting = drafting if some is None else drafting[some]
         self.model.draft_adapter.add(index, mixed, delta, drafting)
@@ -199,7 +202,7 @@ class Forward:
         ran, against the deltas they had before. False: nothing has changed.
         """
         memory, ran, before = self.memory, run.mlp.ran, None
-        if self.model.packed_layers is None or memory.observe is not None or self.drafting is not None:
+        if self.model.packed_layers is None or memory.observe is not None or self.packer.drafting is not None:
             return False
         if self._is_measured(layers.start):
             if not run.is_whole or memory.deltas is None or ran.deltas is None:

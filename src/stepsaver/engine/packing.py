@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stepsaver.engine.attention import Segment, plan_attending
@@ -76,32 +75,6 @@ class Step(NamedTuple):
         return [self.start + row for row in position_list(self.plan.predicted)]
 
 
-class PackedRows(NamedTuple):
-    """The windows of all samples, one after the other."""
-
-    tokens: Tensor
-    positions: Tensor
-
-
-def pack_rows(steps: Sequence[Step], device: torch.device) -> PackedRows:
-    windows = [position_index(step.plan.window) for step in steps]
-    tokens = np.concatenate([step.tokens[window] for step, window in zip(steps, windows, strict=True)])
-    positions = np.concatenate([step.positions(window) for step, window in zip(steps, windows, strict=True)])
-    return PackedRows(_tensor(tokens, device), _tensor(positions, device))
-
-
-def drafting_rows(steps: Sequence[Step], like: Tensor) -> Tensor | None:
-    """[N, 1]: 1 for the tokens that draft, 0 for the others. None if no token does."""
-    windows = [position_index(step.plan.window) for step in steps]
-    drafting = np.concatenate(
-        [
-            np.full(len(window), -1) if step.layout is None else step.layout.branches[window]
-            for step, window in zip(steps, windows, strict=True)
-        ]
-    )
-    return _tensor(drafting[:, None] >= 0, like.device).to(like.dtype) if (drafting >= 0).any() else None
-
-
 def run_end(steps: Sequence[Step], first: int) -> int:
     """The end of the run of layers that begins with `first`. Within it no sample's rows change and no rule is asked."""
     ends = {run.last for step in steps for run in step.plan.runs}
@@ -109,72 +82,123 @@ def run_end(steps: Sequence[Step], first: int) -> int:
     return min(end for end in ends if end > first)
 
 
+class Projected(NamedTuple):
+    """Rows of which queries, keys and values, or both are made. They are turned when their positions have been sent."""
+
+    parts: RowSets
+    rows: RowSubset
+    places: Tensor | None
+    attending: Attending | None
+
+
 class Packer:
-    """Builds the index tensors of a forward. Layers that run the same rows share them, so each tensor is built, and
-    copied to the device, once.
+    """Builds the index tensors of a forward. Layers that run the same rows share them, so each tensor is built once,
+    and all are sent to the device together.
     """
 
     def __init__(
-        self, rows: PackedRows, *, rotation: Rotation, cache: KeyValueCache, deltas: DeltaCache | None
+        self,
+        steps: Sequence[Step],
+        *,
+        rotations: Rotation,
+        cache: KeyValueCache,
+        deltas: DeltaCache | None,
+        is_adapted: bool = False,
     ) -> None:
-        self.device = rows.tokens.device
-        self.rotation, self.cache, self.deltas = rotation, cache, deltas
-        self._nothing = torch.empty(0, dtype=torch.int64, device=self.device)
-        self._subsets: dict[tuple[RowSets, RowSets], RowSubset] = {}
+        self.cache, self.deltas = cache, deltas
+        self.upload = cache.backend.upload(cache.device)
+        windows = [position_index(step.plan.window) for step in steps]
+        tokens = np.concatenate([step.tokens[window] for step, window in zip(steps, windows, strict=True)])
+        positions = np.concatenate([step.positions(window) for step, window in zip(steps, windows, strict=True)])
+        self.tokens, self.positions = self.upload.tensor(tokens), self.upload.tensor(positions)
+        self.drafting = self._drafting(steps) if is_adapted else None
+        self._all = rotations  # of all positions
         self._rotations: dict[RowSets, Rotation] = {}
+        self._nothing = torch.empty(0, dtype=torch.int64, device=cache.device)
+        self._subsets: dict[tuple[RowSets, RowSets], RowSubset] = {}
         self._places: dict[RowSets, Tensor] = {}
         self._attending: dict[RowSets, Attending] = {}
         self._deltas: dict[RowSets, Tensor] = {}
 
-    def run(self, steps: Sequence[Step], layer: int) -> PackedRun:
-        """The tensors for the run of layers that begins with `layer`. Steps may be planned again during a forward, but
-        their windows, slots and positions stay the same.
+    def runs(self, steps: Sequence[Step], first: int) -> list[tuple[range, PackedRun]]:
+        """The runs of layers from `first` on, to where a rule is asked. Steps may be planned again there, but their
+        windows, slots and positions stay the same.
         """
+        asked = {step.plan.ask_after + 1 for step in steps if step.plan.ask_after is not None}
+        packed = []
+        while first < len(self.cache.by_layer):
+            last = run_end(steps, first)
+            packed.append((range(first, last), *self._run(steps, first)))
+            if last in asked:
+                break
+            first = last
+        self.upload.send()
+        windows = tuple(step.plan.window for step in steps)
+        return [
+            (layers, run._replace(projected=tuple(self._turned(each, windows) for each in projected)))
+            for layers, run, projected in packed
+        ]
+
+    def _drafting(self, steps: Sequence[Step]) -> Tensor | None:
+        """[N, 1]: 1 for the tokens that draft, 0 for the others. None if no token does."""
+        windows = [position_index(step.plan.window) for step in steps]
+        branches = [
+            np.full(len(window), -1) if step.layout is None else step.layout.branches[window]
+            for step, window in zip(steps, windows, strict=True)
+        ]
+        drafting = np.concatenate(branches)[:, None] >= 0
+        if not drafting.any():
+            return None
+        here, there = self.upload.empty(drafting.shape, self.cache.stored.dtype)
+        here.copy_(torch.from_numpy(drafting))
+        return there
+
+    def _run(self, steps: Sequence[Step], layer: int) -> tuple[PackedRun, list[Projected]]:
+        """The tensors for the run of layers that begins with `layer`, and what their projections are."""
         windows = tuple(step.plan.window for step in steps)
         going = tuple(step.plan.carried(layer) for step in steps)
         attention, keys_values, mlp = zip(*(step.plan.layers[layer] for step in steps), strict=True)
         kept = self._subset(going, windows).indices
         sublayers = self._sublayer(steps, attention, going), self._sublayer(steps, mlp, going)
-        return PackedRun(
-            projected=self._projected(steps, keys_values, attention, windows, is_fused=kept is None),
-            kept=kept,
-            attention=sublayers[0],
-            mlp=sublayers[1],
-            is_whole=keys_values == windows and all(each.ran.indices is None and each.ran.size for each in sublayers),
-        )
+        is_whole = keys_values == windows and all(each.ran.indices is None and each.ran.size for each in sublayers)
+        projected = self._projected(steps, keys_values, attention, windows, is_fused=kept is None)
+        return PackedRun((), kept, *sublayers, is_whole), projected
 
     def _projected(
         self, steps: Sequence[Step], written: RowSets, attending: RowSets, windows: RowSets, *, is_fused: bool
-    ) -> tuple[AttentionRows, ...]:
+    ) -> list[Projected]:
         if is_fused and written == attending == windows:
-            rows, rotation = RowSubset(None, sum(map(int.bit_count, windows))), self.rotation
-            return (AttentionRows(rows, rotation, self._to_places(steps, written), self._to_attend(steps, attending)),)
+            places, seen = self._to_places(steps, written), self._to_attend(steps, attending)
+            return [Projected(windows, self._subset(windows, windows), places, seen)]
         projected = []
         if any(written):
-            rows, rotation = self._rotated(written, windows)
-            projected.append(AttentionRows(rows, rotation, self._to_places(steps, written), None))
+            rows = self._subset(written, windows)
+            projected.append(Projected(written, rows, self._to_places(steps, written), None))
         if any(attending):
-            rows, rotation = self._rotated(attending, windows)
-            projected.append(AttentionRows(rows, rotation, None, self._to_attend(steps, attending)))
-        return tuple(projected)
+            rows = self._subset(attending, windows)
+            projected.append(Projected(attending, rows, None, self._to_attend(steps, attending)))
+        return projected
 
-    def _rotated(self, parts: RowSets, windows: RowSets) -> tuple[RowSubset, Rotation]:
-        subset = self._subset(parts, windows)
+    def _turned(self, projected: Projected, windows: RowSets) -> AttentionRows:
+        parts, rows, places, attending = projected
+        if windows not in self._rotations:
+            self._rotations[windows] = self._all[self.positions]
         if parts not in self._rotations:
-            self._rotations[parts] = self.rotation if subset.indices is None else self.rotation[subset.indices]
-        return subset, self._rotations[parts]
+            assert rows.indices is not None
+            self._rotations[parts] = self._rotations[windows][rows.indices]
+        return AttentionRows(rows, self._rotations[parts], places, attending)
 
     def _to_places(self, steps: Sequence[Step], written: RowSets) -> Tensor:
         if written not in self._places:
             index = [position_index(rows) for rows in written]
             slots = np.repeat([step.slot for step in steps], [len(rows) for rows in index])
             places = np.concatenate([step.places(rows) for step, rows in zip(steps, index, strict=True)])
-            self._places[written] = self.cache.places(slots, places)
+            self._places[written] = self.upload.tensor(self.cache.places(slots, places))
         return self._places[written]
 
     def _to_attend(self, steps: Sequence[Step], queries: RowSets) -> Attending:
         if queries not in self._attending:
-            self._attending[queries] = plan_attending(_segments(steps, queries), self.cache)
+            self._attending[queries] = plan_attending(_segments(steps, queries), self.cache, self.upload)
         return self._attending[queries]
 
     def _sublayer(self, steps: Sequence[Step], ran: RowSets, going: RowSets) -> SublayerRows:
@@ -192,7 +216,7 @@ class Packer:
             return RowSubset(self._nothing, 0)
         if (parts, wholes) not in self._subsets:
             indices = _indices_within(parts, wholes)
-            self._subsets[parts, wholes] = RowSubset(_tensor(indices, self.device), len(indices))
+            self._subsets[parts, wholes] = RowSubset(self.upload.tensor(indices), len(indices))
         return self._subsets[parts, wholes]
 
     def _to_deltas(self, steps: Sequence[Step], parts: RowSets) -> Tensor | None:
@@ -203,7 +227,7 @@ class Packer:
             size = self.deltas.block_size
             assert all(part.bit_length() <= size for part in parts), "deltas have room for one block"
             index = [step.slot * size + position_index(part) for step, part in zip(steps, parts, strict=True)]
-            self._deltas[parts] = _tensor(np.concatenate(index), self.device)
+            self._deltas[parts] = self.upload.tensor(np.concatenate(index))
         return self._deltas[parts]
 
 
@@ -226,7 +250,3 @@ def _segments(steps: Sequence[Step], queries: RowSets) -> list[Segment]:
             segments.append(Segment(start, start + count, step.slot, step.views(position_index(rows))))
         start += count
     return segments
-
-
-def _tensor(array: Index | NDArray[np.bool_], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)

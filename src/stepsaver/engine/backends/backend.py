@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stepsaver.engine.backends import torch_attention
@@ -34,6 +36,25 @@ class Weight:
         raise NotImplementedError
 
 
+Index = NDArray[np.int64]
+
+
+class Upload:
+    """How the index tensors of a forward reach the device. Where that is the host, they are there."""
+
+    def tensor(self, array: Index) -> Tensor:
+        """The numbers on the device, once they are sent."""
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A tensor to be filled here before it is sent, and the same one there."""
+        made = torch.empty(*shape, dtype=dtype)
+        return made, made
+
+    def send(self) -> None:
+        """Everything since the last time."""
+
+
 class Layers(Protocol):
     """All layers of a model, ready to run in one call."""
 
@@ -42,6 +63,10 @@ class Backend:
     """Torch's operations. A subclass replaces any of them; results differ by rounding only."""
 
     has_kernels = False  # whether operations of our own serve
+
+    def upload(self, device: torch.device) -> Upload:
+        """For one forward."""
+        return Upload()
 
     def begin(self) -> None:
         """Before every forward."""

@@ -54,13 +54,11 @@ class Alone(NamedTuple):
 
 
 class PaddedGroup(NamedTuple):
-    """Samples that are attended in one call: their queries padded to `rows`, their keys to `length`."""
+    """Samples that are attended in one call, their queries padded to as many each, their keys to `length`."""
 
-    packed_rows: Tensor  # their queries among the packed ones
-    padded_rows: Tensor | None  # and among the padded ones; None: they are all of them, in order
+    chosen: Tensor | None  # of the packed queries, sample by sample; None: all, in order
     slots: Tensor | slice  # a slice: a view of the cache, slots between the samples idle
     samples: int
-    rows: int
     length: int
     mask: Mask
 
@@ -74,6 +72,8 @@ class Attending(NamedTuple):
     views: Tensor | None  # [N, 3], of all queries if there are segments: how many places it sees, and the gap
     alone: tuple[Alone, ...]
     grouped: tuple[PaddedGroup, ...]
+    rows: Tensor | None  # the queries that are in no segment; None: all
+    taken: Tensor | None  # where each of these is in what comes out, of those alone and then of groups; None: in order
 
 
 class AttentionRows(NamedTuple):

@@ -21,24 +21,16 @@ def attend(
     queries_NHE: Tensor, cache: "KeyValueCache", layer: int, attending: Attending, out: Tensor | None = None
 ) -> Tensor:
     """The mixed values [N, H E] of all queries but those in segments; they go into `out`, if it is given."""
-    alone, together = attending.alone, attending.grouped
-    if out is None and len(alone) + len(together) == 1:
-        if alone:
-            return attend_one(queries_NHE, cache, layer, alone[0]).flatten(1)
-        if together[0].padded_rows is None:
-            return attend_padded(queries_NHE, cache, layer, together[0]).flatten(1)
-    mixed_NHE = torch.empty_like(queries_NHE) if out is None else out.view(queries_NHE.shape)
-    for each in alone:
-        mixed_NHE[each.queries] = attend_one(queries_NHE[each.queries], cache, layer, each)
-    for group in together:
-        chosen = queries_NHE[group.packed_rows]
-        if group.padded_rows is None:
-            mixed_NHE[group.packed_rows] = attend_padded(chosen, cache, layer, group)
-        else:
-            padded = chosen.new_zeros(group.samples * group.rows, *chosen.shape[1:])
-            padded[group.padded_rows] = chosen
-            mixed_NHE[group.packed_rows] = attend_padded(padded, cache, layer, group)[group.padded_rows]
-    return mixed_NHE.flatten(1)
+    parts = [attend_one(queries_NHE[each.queries], cache, layer, each) for each in attending.alone]
+    for group in attending.grouped:
+        chosen = queries_NHE if group.chosen is None else queries_NHE[group.chosen]
+        parts.append(attend_padded(chosen, cache, layer, group))
+    mixed = (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+    if attending.taken is not None:
+        mixed = mixed[attending.taken]
+    if out is None or attending.rows is None:
+        return mixed
+    return out.index_copy_(0, attending.rows, mixed)
 
 
 def attend_one(queries_RHE: Tensor, cache: "KeyValueCache", layer: int, sample: Alone) -> Tensor:

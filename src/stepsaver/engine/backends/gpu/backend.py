@@ -3,10 +3,14 @@
 import torch
 from torch import Tensor
 
-from stepsaver.engine.backends.backend import Backend
+from stepsaver.engine.backends.backend import Backend, Upload
+from stepsaver.engine.backends.gpu.upload import OneCopy
 
 
 class Gpu(Backend):
+    def upload(self, device: torch.device) -> Upload:
+        return OneCopy(device)
+
     def begin(self) -> None:
         """Products are summed in 32 bits. Torch's default sums float16 in 16 bits where cuBLAS likes to."""
         products = torch.backends.cuda.matmul
