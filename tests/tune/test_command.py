@@ -183,7 +183,7 @@ def test_attempts_are_read_once_nobody_else_can_add_any(
     assert main(tune(workspace, "--max-drop", "90", "--budget", "8s", "--out", str(out))) == 2
     said = capsys.readouterr().err
     assert "attempts.json is damaged" in said
-    assert said.count("\n") == 1
+    assert [line for line in said.splitlines() if not line.startswith("note: measured")] == [said.splitlines()[-1]]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_what_cannot_be_is_one_line(
     assert main([*tune(workspace, *more), "--out", str(tmp_path / "tuned")]) == 2
     said = capsys.readouterr().err
     assert problem in said
-    assert said.count("\n") == 1
+    assert [line for line in said.splitlines() if not line.startswith("note: measured")] == [said.splitlines()[-1]]
     assert not (tmp_path / "tuned").exists(), "nothing was decided: nothing stays"
 
 
