@@ -1,6 +1,6 @@
-"""Draws docs/images/recomputation.svg: which rows of a block each forward computes, from a real trace.
+"""Draws docs/images/recomputation.svg: which positions of a block each forward computes, from a trace.
 
-A row is computed again where its token is the one that it was last computed with. One word problem, the embedded
+A position is computed again where its token is the one that it was last computed with. One word problem, the embedded
 model, threshold 0.9; without rules and with.
 """
 
@@ -60,7 +60,7 @@ def panel(title: str, grid: list[list[str]], left: int) -> Iterator[str]:
     computed = sum(state != "not" for line in grid for state in line)
     again = sum(state == "again" for line in grid for state in line)
     yield f'<text x="{left}" y="18" class="title">{title}</text>'
-    yield f'<text x="{left}" y="36">{computed} rows computed, {again} of them again</text>'
+    yield f'<text x="{left}" y="36">{computed} positions computed, {again} of them again</text>'
     for y, line in enumerate(grid):
         for x, state in enumerate(line):
             yield (
@@ -84,7 +84,7 @@ def drawing(panels: dict[str, list[list[str]]]) -> str:
         x = 10 + index * 200
         parts.append(f'<rect x="{x}" y="{bottom + 20:g}" width="10" height="10" fill="{COLORS[state]}"/>')
         parts.append(f'<text x="{x + 15}" y="{bottom + 29:g}">{text}</text>')
-    note = "32 rows of a block from left to right, forwards from top to bottom"
+    note = "32 positions of a block from left to right, forwards from top to bottom"
     parts.append(f'<text x="10" y="{TOP - 6}">{note}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()
     model = stepsaver.load("embedded")
-    panels = {"without rules": (), "window, TRIM and near rows": RULES}
+    panels = {"without rules": (), "window, TRIM and suffix dropout": RULES}
     grids = {title: list(states(block_frames(model, rules))) for title, rules in panels.items()}
     options.out.write_text(drawing(grids), encoding="utf-8")
 
