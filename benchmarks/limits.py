@@ -1,5 +1,5 @@
 """How near the steps of large shapes come to what the machine can do, and the memory that they take: runs
-`benchmarks.speed` for several shapes and stores the table that docs/speed.md quotes.
+`benchmarks.speed` for several shapes and stores the table that benchmarks/README.md quotes.
 
     python -m benchmarks.limits [--shape 135M 1.5B 7B]
 

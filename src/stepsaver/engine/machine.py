@@ -56,7 +56,7 @@ def device_name(device: torch.device) -> str:
 
 
 # Threads wait for each other several times a layer, so all are as slow as the slowest. If other work has one of two
-# cores, two threads decode at less than half the speed of one (docs/speed.md).
+# cores, two threads decode at less than half the speed of one.
 CHOSEN_BY_USER = "OMP_NUM_THREADS"
 _computing: int | None = None  # the process that computes; its threads do not survive a fork
 

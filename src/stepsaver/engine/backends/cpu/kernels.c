@@ -1,7 +1,7 @@
 /* What lies between the matrix multiplications of a layer, one call each.
  *
  * Between two multiplications, which stream megabytes of weights, every operation of a framework starts from cold
- * caches and costs tens of microseconds whatever it computes (docs/speed.md). These loops replace some twenty of them
+ * caches and costs tens of microseconds whatever it computes. These loops replace some twenty of them
  * per layer. Each row is computed by itself, so that a result does not depend on the rows beside it.
  *
  * Single precision, rows in memory order. `kernels.py` beside this describes every function.

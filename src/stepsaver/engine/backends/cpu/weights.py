@@ -2,8 +2,8 @@
 
 A plain `F.linear` of few rows runs at half the memory bandwidth, and reads four bytes for a number that most
 checkpoints store in two. `Halves` keeps numbers in 16 bits where float16 holds them, and multiplies in float32
-arithmetic with our own kernel (docs/speed.md has the figures). Of other weights, `Packed` is oneDNN's layout of large
-ones, and `Floats` has small ones in the same blocks as `Halves`. `Plain` is torch's, where there is none of these.
+arithmetic with our own kernel. Of other weights, `Packed` is oneDNN's layout of large ones, and `Floats` has small ones
+in the same blocks as `Halves`. `Plain` is torch's, where there is none of these.
 """
 
 from collections.abc import Sequence
