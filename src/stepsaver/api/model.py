@@ -22,7 +22,7 @@ from stepsaver.api.prompts import (
 from stepsaver.engine.arguments import converted, converted_all
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings, Prompt
-from stepsaver.engine.defaults import BATCH_SIZE, NEW_TOKENS, WEIGHTS, Estimator, Join, Weights
+from stepsaver.engine.defaults import BATCH_SIZE, COMPILE, NEW_TOKENS, WEIGHTS, Compile, Estimator, Join, Weights
 from stepsaver.engine.engine import Completion, Engine, Settled
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.policies.policy import Policy
@@ -416,6 +416,7 @@ def load(
     device: "str | torch.device" = "auto",
     dtype: "str | torch.dtype" = "auto",
     weights: Weights = WEIGHTS,
+    compile: Compile = COMPILE,
     block_size: int | None = None,
     sub_block_size: int | None = None,
     mask_id: int | None = None,
@@ -440,6 +441,7 @@ def load(
         device=_plain_name(device),
         dtype=_plain_name(dtype),
         weights=weights,
+        compile=compile,
         block_size=block_size,
         sub_block_size=sub_block_size,
         mask_id=mask_id,

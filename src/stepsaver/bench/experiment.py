@@ -13,7 +13,17 @@ from stepsaver.engine.arguments import MOST
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.defaults import BATCH_SIZE, DECODE, DEFAULT_POLICY, NEW_TOKENS, WEIGHTS, Estimator, Weights
+from stepsaver.engine.defaults import (
+    BATCH_SIZE,
+    COMPILE,
+    DECODE,
+    DEFAULT_POLICY,
+    NEW_TOKENS,
+    WEIGHTS,
+    Compile,
+    Estimator,
+    Weights,
+)
 from stepsaver.engine.errors import UsageError, shown, unknown_name
 from stepsaver.engine.policies.policy import policy_text
 from stepsaver.engine.rules.rule import Rule, parse_rule
@@ -266,6 +276,8 @@ class ExperimentSpec(Strict):
     """float32, float64, bfloat16 or float16; `auto` is what suits the device."""
     weights: Weights = WEIGHTS
     """How weights are kept on a CPU; `auto` is in 16 bits where float16 holds them."""
+    compile: Compile = COMPILE
+    """Functions that torch compiles for a GPU; `auto` is where doctor has found them equal on the card."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ..."""
     num_fewshot: int | dict[str, int] | None = None

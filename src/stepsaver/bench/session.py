@@ -18,7 +18,6 @@ from stepsaver.bench.folders import task_folder
 from stepsaver.bench.identity import folder_hash, gpu_name, library_versions, peak_memory, plugin_hashes, source_hash
 from stepsaver.bench.timings import predicted_seconds
 from stepsaver.engine import registry
-from stepsaver.engine.backends import backend_for
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.curve import Curve, measure_curve
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -100,6 +99,7 @@ def open_session(
         device=spec.device,
         dtype=spec.dtype,
         weights=spec.weights,
+        compile=spec.compile,
         block_size=spec.decoding.block_size,
         sub_block_size=spec.decoding.sub_block_size,
         mask_id=spec.decoding.mask_id,
@@ -290,7 +290,7 @@ class TaskRun:
             layers=session.model.config.layers,
             source=source_hash(),
             libraries=library_versions(),
-            kernels=backend_for(session.model.dtype, session.device).has_kernels,
+            kernels=session.model.backend.has_kernels,
             weights=session.weights,
             decode=decoder.text,
             rules=[registry.describe(rule) for rule in decoder.rules],

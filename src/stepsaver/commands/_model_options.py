@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepsaver.engine.arguments import option
-from stepsaver.engine.defaults import BATCH_SIZE, DECODE, JOINS, THRESHOLD, WEIGHTS
+from stepsaver.engine.defaults import BATCH_SIZE, COMPILE, DECODE, JOINS, THRESHOLD, WEIGHTS
 from stepsaver.engine.errors import UsageError
 
 if TYPE_CHECKING:  # torch takes seconds to import and `--help` does not need it
@@ -38,6 +38,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         default=WEIGHTS,
         help="on a CPU: auto (in 16 bits where float16 holds them), float32 or float16 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--compile",
+        default=COMPILE,
+        help="on a GPU, functions that torch compiles: auto (if doctor found them equal), on or off (default: auto)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: %(default)s)")
     parser.add_argument(
@@ -152,6 +157,7 @@ def open_chosen_model(options: argparse.Namespace) -> "OpenModel":
         device=options.device,
         dtype=options.dtype,
         weights=options.weights,
+        compile=options.compile,
         block_size=options.block_size,
         sub_block_size=options.sub_block_size,
         mask_id=options.mask_id,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stepsaver.bench.experiment import Experiment
 
 # Flags that are a field of the experiment's file, under the same name.
-FIELDS = ("num_fewshot", "metric", "max_new_tokens", "dtype", "weights", "device", "estimator")
+FIELDS = ("num_fewshot", "metric", "max_new_tokens", "dtype", "weights", "compile", "device", "estimator")
 NOT_IN_A_NAME = re.compile(r"[^\w.+-]")
 LEAST = {"num_fewshot": 0, "max_new_tokens": 1, "batch_size": 1}
 
@@ -33,6 +33,7 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", help="auto, float32, float64, bfloat16 or float16")
     group.add_argument("--weights", help="on a CPU: auto (in 16 bits where float16 holds them), float32 or float16")
+    group.add_argument("--compile", help="on a GPU, functions that torch compiles: auto, on or off")
     group.add_argument("--device", help="auto, cpu, cuda, cuda:1, ...")
     group.add_argument("--estimator", choices=ESTIMATORS, help="how log-likelihoods are computed")
 

@@ -92,7 +92,9 @@ ARGUMENTS: dict[str, Kind] = {
     "top_p": Number(0, 1, with_low=False),
     "temperature": Number(0, 1e100, smallest=1e-100),
     **dict.fromkeys(("chat", "ids", "details", "score_stop", "prefix_cache", "block_cache"), TRUTH),
-    **dict.fromkeys(("text", "task", "baseline", "revision", "device", "dtype", "weights", "join", "estimator"), TEXT),
+    **dict.fromkeys(
+        ("text", "task", "baseline", "revision", "device", "dtype", "weights", "compile", "join", "estimator"), TEXT
+    ),
 }
 
 

@@ -202,6 +202,7 @@ def _propose(
             uniforms=uniforms,
             targets=_targets(scheduled),
             beside=output.drift,
+            backend=batch.model.fused,
         )
     except NonFiniteLogits as error:
         raise _named(error, scheduled, reads) from None

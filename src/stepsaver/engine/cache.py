@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepsaver.engine.backends import backend_for
+from stepsaver.engine.backends import Backend, backend_for
 from stepsaver.engine.backends.backend import Index as Index
 from stepsaver.engine.models.config import ModelConfig
 
@@ -33,13 +33,20 @@ class KeyValueCache:
     """
 
     def __init__(
-        self, config: ModelConfig, *, slots: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        *,
+        slots: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        backend: Backend | None = None,
     ) -> None:
-        self.slots, self.capacity, self.device = slots, capacity, device
+        self.backend = backend or backend_for(dtype, device)
+        self.slots, self.capacity, self.device = slots, self.backend.places(capacity), device
         self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
-        self.backend = backend_for(dtype, device)
         # zeros: a masked row has weight 0, and 0 times whatever is in memory may be NaN
-        shape = (config.layers, slots, 2 * config.kv_heads, capacity, config.head_dim)
+        shape = (config.layers, slots, 2 * config.kv_heads, self.capacity, config.head_dim)
         self.stored = self.backend.zeros(shape, dtype, device)
         self.by_layer = self.stored.unbind()
         self._contexts: dict[tuple[int, int, int], tuple[KeysValues, ...]] = {}

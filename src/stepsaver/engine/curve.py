@@ -175,7 +175,14 @@ class Scratch:
         self, model: Transformer, decoding: DecodingSettings, *, slots: int, context: int, positions: int
     ) -> None:
         capacity = context + math.ceil(positions / slots)
-        cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=model.dtype, device=model.device)
+        cache = KeyValueCache(
+            model.config,
+            slots=slots,
+            capacity=capacity,
+            dtype=model.dtype,
+            device=model.device,
+            backend=model.backend,
+        )
         cache.stored.zero_()  # memory that nobody has written is all the same page, and may hold NaN
         self.decoding = replace(decoding, prefix_cache=True, block_cache=True, join="off", stop_ids=())
         memory = Memory(cache, None, model.rotations(capacity))

@@ -15,6 +15,11 @@ KINDS_OF_WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 Join = Literal["auto", "on", "off"]
 JOINS: tuple[Join, ...] = get_args(Join)
 
+# Whether a GPU runs small functions that torch compiles, between its products and attention. auto: where `doctor`
+# has found them equal on this card.
+Compile = Literal["auto", "on", "off"]
+COMPILES: tuple[Compile, ...] = get_args(Compile)
+
 # How a log-likelihood is estimated: by the decode loop, or by one forward.
 Estimator = Literal["trajectory", "reference", "autoregressive"]
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
@@ -24,4 +29,5 @@ DEFAULT_POLICY = "threshold"
 THRESHOLD = 0.9  # of the decode policy, as published for Fast-dLLM v2
 BATCH_SIZE = 1
 WEIGHTS: Weights = "auto"
+COMPILE: Compile = "auto"
 NEW_TOKENS = 256  # the harness's own limit

@@ -264,7 +264,14 @@ class Engine:
         if self.decoding.prediction.has_causal_context:  # the last block starts anywhere, and may end that much later
             positions += size - 1
         capacity = (positions + size - 1) // size * size
-        cache = KeyValueCache(model.config, slots=slots, capacity=capacity, dtype=model.dtype, device=model.device)
+        cache = KeyValueCache(
+            model.config,
+            slots=slots,
+            capacity=capacity,
+            dtype=model.dtype,
+            device=model.device,
+            backend=model.backend,
+        )
         layers = model.config.layers
         probed = frozenset[int]().union(*(rule.probe_layers(layers) for rule in self.decoder.rules))
         kept = probed.union(*(rule.delta_layers(layers) for rule in self.decoder.rules))

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepsaver.engine.backends import backend_for
+from stepsaver.engine.backends import Backend, backend_for
 from stepsaver.engine.errors import UsageError, shown
 
 
@@ -79,6 +79,7 @@ def propose(
     uniforms: Sequence[float] = (),
     targets: Sequence[tuple[int, ...]] = (),
     beside: Tensor | None = None,
+    backend: Backend | None = None,
 ) -> Proposals:
     """The proposals of all rows, with one transfer to the host. `targets` are the tokens to score, row by row.
 
@@ -88,7 +89,7 @@ def propose(
     rows = len(logits_NV)
     scored = _target_scores(logits_NV, targets)
     if sampling.is_greedy:
-        chosen = backend_for(logits_NV.dtype, logits_NV.device).argmax(logits_NV, mask_id)
+        chosen = (backend or backend_for(logits_NV.dtype, logits_NV.device)).argmax(logits_NV, mask_id)
     else:
         drawn, sureness = _draw(logits_NV, mask_id, sampling, uniforms)
         chosen = torch.stack((drawn.double(), sureness.double(), logits_NV.sum(-1).double()))

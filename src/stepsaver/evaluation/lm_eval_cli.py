@@ -20,7 +20,7 @@ from lm_eval.api.registry import register_model
 
 from stepsaver.engine.arguments import ARGUMENTS, TEXT, converted
 from stepsaver.engine.decoding_settings import DecodingSettings
-from stepsaver.engine.defaults import BATCH_SIZE, ESTIMATORS, JOINS, WEIGHTS, Estimator, Join, Weights
+from stepsaver.engine.defaults import BATCH_SIZE, COMPILE, ESTIMATORS, JOINS, WEIGHTS, Compile, Estimator, Join, Weights
 from stepsaver.engine.errors import UsageError, unknown_name
 from stepsaver.engine.machine import choose_device, choose_dtype
 from stepsaver.evaluation.adapter import AdapterSettings, StepsaverLM
@@ -59,6 +59,7 @@ class ModelArguments:
     batch_size: int = BATCH_SIZE
     dtype: str = "auto"
     weights: Weights = WEIGHTS
+    compile: Compile = COMPILE
     device: str = "auto"
     block_size: int | None = None
     sub_block_size: int | None = None
@@ -99,6 +100,7 @@ class RegisteredLM(StepsaverLM):
             device=arguments.device,
             dtype=arguments.dtype,
             weights=arguments.weights,
+            compile=arguments.compile,
             block_size=arguments.block_size,
             sub_block_size=arguments.sub_block_size,
             mask_id=arguments.mask_id,

@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from stepsaver.engine.backends.cpu.weights import check_weights, served_weights
+from stepsaver.engine.backends.gpu.choice import check_compile
 from stepsaver.engine.curve import Curve
 from stepsaver.engine.decoders.chosen import chosen_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.speculative import Speculative
 from stepsaver.engine.decoding_settings import DecodingSettings, resolve_decoding
-from stepsaver.engine.defaults import WEIGHTS, Join, Weights
+from stepsaver.engine.defaults import COMPILE, WEIGHTS, Compile, Join, Weights
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.errors import UsageError
 from stepsaver.engine.machine import choose_device, choose_dtype, leave_cores_to_others
@@ -41,6 +42,7 @@ class OpenModel:
     device: torch.device
     dtype: torch.dtype
     weights: Weights  # as served here
+    compile: Compile = COMPILE
 
     @property
     def policy(self) -> str:
@@ -81,7 +83,7 @@ class OpenModel:
     def load(self) -> Transformer:
         """The network with its weights."""
         leave_cores_to_others(self.device)
-        return load_model(self.folder, dtype=self.dtype, device=self.device, weights=self.weights)
+        return load_model(self.folder, dtype=self.dtype, device=self.device, weights=self.weights, compile=self.compile)
 
     def outline(self) -> Transformer:
         """The network without weights: good for planning and counting, but it cannot run."""
@@ -123,6 +125,7 @@ def open_model(
     device: str = "auto",
     dtype: str = "auto",
     weights: Weights = WEIGHTS,
+    compile: Compile = COMPILE,
     block_size: int | None = None,
     sub_block_size: int | None = None,
     mask_id: int | None = None,
@@ -135,6 +138,7 @@ def open_model(
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
     check_weights(weights, chosen_dtype, chosen_device)
+    check_compile(compile, chosen_device)
     folder = resolve_model(name, revision=revision)
     config = read_config(folder)
     if mask_id is None and config.mask_id is None:
@@ -150,4 +154,4 @@ def open_model(
         join=join,
     )
     served = served_weights(weights, chosen_dtype, chosen_device)
-    return OpenModel(name, folder, config, decoding, chosen_device, chosen_dtype, served)
+    return OpenModel(name, folder, config, decoding, chosen_device, chosen_dtype, served, compile)

@@ -74,6 +74,10 @@ class Backend:
     def wait(self, device: torch.device) -> None:
         """Until everything that was asked of a device is done."""
 
+    def places(self, wanted: int) -> int:
+        """How many places of a slot a cache has where so many are wanted."""
+        return wanted
+
     def zeros(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for a cache."""
         return torch.zeros(*shape, dtype=dtype, device=device)

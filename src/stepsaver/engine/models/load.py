@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from stepsaver.engine.backends.cpu.tiles import require_working_tiles
 from stepsaver.engine.backends.cpu.weights import check_weights
-from stepsaver.engine.defaults import WEIGHTS, Weights
+from stepsaver.engine.backends.gpu.choice import fused_backend
+from stepsaver.engine.defaults import COMPILE, WEIGHTS, Compile, Weights
 from stepsaver.engine.errors import UsageError, shown
 from stepsaver.engine.machine import require_own_threads
 from stepsaver.engine.models import linear
@@ -53,7 +54,12 @@ def stored_tensors(model: Transformer) -> dict[str, tuple[StoredTensor, ...]]:
 
 
 def load_model(
-    folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", weights: Weights = WEIGHTS
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    weights: Weights = WEIGHTS,
+    compile: Compile = COMPILE,
 ) -> Transformer:
     """The network with the folder's weights. Names and shapes are checked before any weight is read.
 
@@ -68,6 +74,7 @@ def load_model(
     files = _files_by_tensor(folder)
     _check_depth(folder, files, config)
     model = _empty_model(config, dtype)
+    model.fused = fused_backend(compile, config, dtype, device)
     wanted = stored_tensors(model)
     _check(folder, files, wanted, config)
 

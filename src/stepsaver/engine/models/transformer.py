@@ -150,6 +150,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.draft_adapter: DraftAdapter | None = None
+        self.fused: Backend | None = None  # of compiled functions; chosen before weights are final
         self.embedding = Embedding(config.vocab, config.hidden)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config.hidden, config.norm_eps)
@@ -178,7 +179,7 @@ class Transformer(nn.Module):
     @property
     def backend(self) -> Backend:
         """What runs the operations."""
-        return backend_for(self.dtype, self.device)
+        return self.fused or backend_for(self.dtype, self.device)
 
     @property
     def each_layer(self) -> Sequence[Layer]:
