@@ -2,12 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from benchmarks.shapes import SHAPES
+from stepsaver.engine.backends.gpu import fused as gpu_fused
+from stepsaver.engine.backends.gpu.fused import Function, Fused
 from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.decoders.decoder import Decoder
 from stepsaver.engine.decoders.denoise import Denoise
@@ -18,7 +23,8 @@ from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.rules.rule import parse_rule
 from stepsaver.engine.trace import ForwardRecord, Trace
-from tests.engine.null_device import NAME, Counts, null_device
+from tests.engine.null_device import NAME, Counts, NullDevice, null_device
+from tests.engine.test_card_code import KERNELS
 
 pytestmark = pytest.mark.long
 
@@ -90,8 +96,8 @@ def model() -> Iterator[Transformer]:
         yield _empty_model(CONFIG, torch.float16).to_empty(device=NAME).prepare()
 
 
-@pytest.mark.parametrize(("name", "batch_size"), BUDGETS)
-def test_a_forward_stays_within_its_budget(model: Transformer, name: str, batch_size: int) -> None:
+def counts_of(model: Transformer, name: str, batch_size: int) -> tuple[list[Counts], list[Counts]]:
+    """Of steps, and of prefills."""
     decoding = resolve_decoding(CONFIG, stop_ids=(), join="off")
     engine = Engine(model, decoder=DECODERS[name], batch_size=batch_size, decoding=decoding)
     prompts = [
@@ -100,8 +106,50 @@ def test_a_forward_stays_within_its_budget(model: Transformer, name: str, batch_
     ]
     trace = Counting()
     assert len(list(engine.generate(prompts, max_new_tokens=48, trace=trace))) == len(prompts)
-    steps, prefills = (trace.counts[is_prefill] for is_prefill in (False, True))
+    return trace.counts[False], trace.counts[True]
+
+
+@pytest.mark.parametrize(("name", "batch_size"), BUDGETS)
+def test_a_forward_stays_within_its_budget(model: Transformer, name: str, batch_size: int) -> None:
+    steps, prefills = counts_of(model, name, batch_size)
     assert max(each.launches for each in steps) <= BUDGETS[name, batch_size][0]
     assert max(each.launches for each in prefills) <= BUDGETS[name, batch_size][1]
     assert {(each.uploads, each.downloads) for each in steps} == {(1, 1)}
     assert max(each.uploads for each in prefills) <= 2, "the second is where the buffer grows"
+
+
+# With compiled functions, whose kernels `test_card_code.py` counts.
+FUSED_BUDGETS = {
+    ("plain", 1): 333,
+    ("four rules", 1): 333,
+    ("24 positions of branches", 1): 322,
+    ("plain", 16): 471,
+    ("24 positions of branches", 16): 547,
+}
+
+
+@pytest.mark.parametrize(("name", "batch_size"), FUSED_BUDGETS)
+def test_compiled_functions_stay_within_a_smaller_budget(model: Transformer, name: str, batch_size: int) -> None:
+    kernels = [0]
+
+    def compiler(function: Function) -> Function:
+        def on_the_meta_device(*given: Any) -> torch.Tensor:
+            made = function(*tree_map_only(torch.Tensor, lambda each: each.to("meta"), given))
+            kernels[0] += KERNELS[function.__name__]
+            return torch.empty(made.shape, dtype=made.dtype, device=NAME)
+
+        return on_the_meta_device
+
+    fused = deepcopy(model)
+    fused.fused = Fused(compiler)
+    before = NullDevice.counts
+
+    def counts(device: NullDevice) -> Counts:
+        found = before(device)
+        return found._replace(launches=found.launches + kernels[0])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_fused, "SHAPES", 1 << 20)  # as if all were compiled
+        patch.setattr(NullDevice, "counts", counts)
+        steps, _ = counts_of(fused.prepare(), name, batch_size)
+    assert max(each.launches for each in steps) <= FUSED_BUDGETS[name, batch_size]

@@ -47,7 +47,7 @@ def rotate_and_store(
 
 def fold(queries_NHE: Tensor, chosen: Tensor | None, samples: int, kv_heads: int) -> Tensor:
     """[S, K, H / K * R, E]: the query heads that share keys and values, one after the other."""
-    some = queries_NHE if chosen is None else queries_NHE.index_select(0, chosen)
+    some = queries_NHE if chosen is None else queries_NHE[chosen]
     heads, width = some.shape[1:]
     split = some.view(samples, -1, kv_heads, heads // kv_heads, width)
     return split.permute(0, 2, 3, 1, 4).reshape(samples, kv_heads, -1, width)
@@ -61,7 +61,7 @@ def pack(mixed: list[Tensor], taken: Tensor | None, heads: int) -> Tensor:
         split = each.view(samples, kv_heads, heads // kv_heads, -1, width)
         rows.append(split.permute(0, 3, 1, 2, 4).reshape(-1, heads * width))
     packed = torch.cat(rows)
-    return packed if taken is None else packed.index_select(0, taken)
+    return packed if taken is None else packed[taken]
 
 
 def silu_product(gate_up: Tensor) -> Tensor:
