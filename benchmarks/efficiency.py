@@ -20,7 +20,7 @@ from stepsaver.engine.policies.fixed import Fixed
 from stepsaver.engine.rules.rule import Rule, parse_rule
 from stepsaver.engine.trace import COMPUTED_STEPS, ForwardRecord, Trace
 
-RULES = ("near_rows:ahead=0", "light_commit:settle=1")  # the rules that are measured
+RULES = ("suffix_dropout:ahead=0", "partial_commit:settle=1")  # the rules that are measured
 
 
 @dataclass(frozen=True)

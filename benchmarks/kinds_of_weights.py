@@ -22,8 +22,8 @@ COLUMNS = ("batch and rules", "16 bits, tokens/s", "float32, tokens/s", "ratio")
 KINDS: tuple[Weights, Weights] = ("auto", "float32")
 RULE_SETS: dict[str, tuple[str, ...]] = {
     "none": (),
-    "near_rows, light_commit": ("near_rows:ahead=0", "light_commit:settle=1"),
-    "all": ("previous_row:refresh=block", "trim:level=changed", "near_rows:ahead=0", "light_commit:settle=1"),
+    "suffix_dropout, partial_commit": ("suffix_dropout:ahead=0", "partial_commit:settle=1"),
+    "all": ("window:refresh=block", "trim:level=changed", "suffix_dropout:ahead=0", "partial_commit:settle=1"),
 }
 
 

@@ -33,8 +33,8 @@ from stepsaver.engine.view import StepView
 
 MEASURED = Path(__file__).parent / "measured"
 COLUMNS = ("batch", "pace", "rules", "speed-up, median [smallest, largest]", "predicted")
-WINDOW = ("previous_row:refresh=block", "trim:level=changed")
-NEAR_LIGHT = (*WINDOW, "near_rows", "light_commit")
+WINDOW = ("window:refresh=block", "trim:level=changed")
+NEAR_LIGHT = (*WINDOW, "suffix_dropout", "partial_commit")
 RULE_SETS: dict[str, tuple[str, ...]] = {
     "none": (),
     **{

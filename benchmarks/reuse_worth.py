@@ -25,19 +25,19 @@ def configurations() -> dict[str, Config]:
                 configs[f"{mode} k{k}_{layers}"] = Config((f"layer_reuse:k={k},layers={layers},mode={mode}",))
     configs["delta k2_first freeze"] = Config(("layer_reuse:k=2,layers=first,mode=delta,kv=freeze",))
     for refresh in ("sub-block", "block", "drift"):
-        configs[f"previous_row {refresh}"] = Config((f"previous_row:refresh={refresh}",))
+        configs[f"window {refresh}"] = Config((f"window:refresh={refresh}",))
     for level in ("structural", "drift", "changed"):
         configs[f"trim {level}"] = Config((f"trim:level={level}",))
     for threshold in (0.05, 0.1, 0.2):
         configs[f"adaptive_layers {threshold}"] = Config((f"adaptive_layers:threshold={threshold}",))
     for refresh in ("sub-block", "block"):
         for level in ("structural", "drift", "changed"):
-            rules = (f"previous_row:refresh={refresh}", f"trim:level={level}")
-            configs[f"previous_row {refresh} + trim {level}"] = Config(rules)
-    window = ("previous_row:refresh=block", "trim:level=changed")
+            rules = (f"window:refresh={refresh}", f"trim:level={level}")
+            configs[f"window {refresh} + trim {level}"] = Config(rules)
+    window = ("window:refresh=block", "trim:level=changed")
     configs["window + trim + delta k2_first"] = Config((*window, "layer_reuse:k=2,layers=first,mode=delta"))
     configs["window + trim + mlp k2_first"] = Config((*window, "layer_reuse:k=2,layers=first,mode=mlp"))
-    bound = ("previous_row:refresh=block", "trim:level=changed,settle=0")  # the rows that must run, and no other
+    bound = ("window:refresh=block", "trim:level=changed,settle=0")  # the rows that must run, and no other
     configs["bound: changed and read rows"] = Config(bound)
     configs["bound: and mlp k3_all"] = Config((*bound, "layer_reuse:k=3,layers=all,mode=mlp"))
     configs["window + trim + adaptive_steps"] = Config(window, "adaptive_steps:margin=0.3,max_rows=2")
@@ -47,7 +47,7 @@ def configurations() -> dict[str, Config]:
     configs["control: factor 1"] = Config((), "factor:factor=1.0")
     configs["control: output 2"] = Config(("layer_reuse:k=2,mode=output",))
     for budget in (2, 4):
-        rules = ("previous_row:refresh=block", f"trim:level=random,budget={budget}")
+        rules = ("window:refresh=block", f"trim:level=random,budget={budget}")
         configs[f"control: window + trim random {budget}"] = Config(rules)
     configs["control: adaptive_steps"] = Config((), "adaptive_steps:margin=0.3,max_rows=2")
     return configs

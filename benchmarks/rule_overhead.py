@@ -23,7 +23,7 @@ from stepsaver.engine.trace import Trace
 RULES = (
     "layer_reuse:k=2,layers=first,mode=delta",
     "layer_reuse:k=2,layers=all,mode=delta",
-    "previous_row:refresh=block",
+    "window:refresh=block",
     "trim:level=changed",
     "trim:level=drift",
     "adaptive_layers:probe=4",

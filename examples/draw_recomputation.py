@@ -17,7 +17,7 @@ from stepsaver.evaluation.encoding import encode_prompt
 from stepsaver.report.trace_data import Frame, TraceRecorder
 
 PROMPT = "Tom has 12 pens. Tom buys 9 more. Ann has 3 more pens than Tom. How many pens does Ann have?"
-RULES = ("previous_row:refresh=block", "trim:level=changed", "near_rows")
+RULES = ("window:refresh=block", "trim:level=changed", "suffix_dropout")
 CELL, GAP, TOP = 9, 40, 58
 COLORS = {"new": "#2f6fb0", "again": "#f0a04b", "not": "#eceff3"}
 

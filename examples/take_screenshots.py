@@ -13,7 +13,7 @@ from selenium import webdriver
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT = "Tom has 12 pens. Tom buys 9 more. Ann has 3 more pens than Tom. How many pens does Ann have?"
-RULES = ("previous_row:refresh=block", "trim:level=changed", "near_rows")
+RULES = ("window:refresh=block", "trim:level=changed", "suffix_dropout")
 
 
 def stepsaver(*arguments: str) -> None:

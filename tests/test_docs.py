@@ -17,7 +17,7 @@ configs:
   - name: baseline
   - {name: trim_fast, rules: ["trim:level=changed"]}
   - {name: trim_safe, rules: ["trim:level=drift"]}
-  - {name: window, rules: ["previous_row"]}
+  - {name: window, rules: ["window"]}
 baseline: baseline
 success:
   confirm_if: {speed_up: "> 1.2", drop_points: "< 5"}

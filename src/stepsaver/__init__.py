@@ -3,7 +3,7 @@
     import stepsaver
     model = stepsaver.load()  # the small model that the package brings; or a folder, or a name on the hub
     question = "Tom has 12 pens and buys 5. How many has he?"
-    print(model.generate(question, rules=["near_rows", "trim"]))
+    print(model.generate(question, rules=["suffix_dropout", "trim"]))
 
     for piece in model.stream(question):  # as it is written
         print(piece, end="")

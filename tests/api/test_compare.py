@@ -13,7 +13,7 @@ import stepsaver
 from stepsaver.cli import main
 from stepsaver.extending import Rule
 
-CONFIGS: dict[str, Any] = {"plain": [], "window": ["near_rows", "trim"], "sure": {"threshold": 0.5}}
+CONFIGS: dict[str, Any] = {"plain": [], "window": ["suffix_dropout", "trim"], "sure": {"threshold": 0.5}}
 
 
 @pytest.fixture(scope="module")

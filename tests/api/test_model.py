@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import stepsaver
 from stepsaver.api.model import GenerateOptions
 from stepsaver.engine.policies.threshold import Threshold
-from stepsaver.engine.rules.near_rows import NearRows
+from stepsaver.engine.rules.suffix_dropout import SuffixDropout
 from stepsaver.engine.rules.trim import Trim
 
 PROMPTS = ["Tom has 12 pens and buys 5 more pens. How many pens does Tom have?", "x", "A longer text. " * 5]
@@ -61,7 +61,7 @@ def test_texts_come_in_the_prompts_order_whatever_finishes_first(embedded: steps
 
 
 def test_it_answers_a_question_with_rules(embedded: stepsaver.Model) -> None:
-    assert "17" in embedded.generate(PROMPTS[0], rules=["near_rows", "trim"])
+    assert "17" in embedded.generate(PROMPTS[0], rules=["suffix_dropout", "trim"])
 
 
 def test_the_command_line_gives_the_same_texts(tiny: stepsaver.Model, tmp_path: Path) -> None:
@@ -86,12 +86,14 @@ def test_the_chat_template_is_applied_unless_told_otherwise(tiny: stepsaver.Mode
 def test_rules_and_policies_are_texts_or_objects(tiny_folder: Path) -> None:
     tiny = stepsaver.load(tiny_folder, dtype="float64", sub_block_size=4)
     by_text = tiny.generate(
-        PROMPTS, rules=["near_rows", "trim:level=changed"], policy="threshold:threshold=0.3", max_new_tokens=30
+        PROMPTS, rules=["suffix_dropout", "trim:level=changed"], policy="threshold:threshold=0.3", max_new_tokens=30
     )
     by_object = tiny.generate(
-        PROMPTS, rules=[NearRows(), Trim(level="changed")], policy=Threshold(0.3), max_new_tokens=30
+        PROMPTS, rules=[SuffixDropout(), Trim(level="changed")], policy=Threshold(0.3), max_new_tokens=30
     )
-    by_threshold = tiny.generate(PROMPTS, rules=["near_rows", Trim(level="changed")], threshold=0.3, max_new_tokens=30)
+    by_threshold = tiny.generate(
+        PROMPTS, rules=["suffix_dropout", Trim(level="changed")], threshold=0.3, max_new_tokens=30
+    )
     assert by_text == by_object == by_threshold
 
 

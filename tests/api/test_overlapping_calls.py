@@ -27,7 +27,7 @@ QUESTIONS = [
     "Mia has 20 books and gives 7 books to Leo. How many books does Mia have?",
     "Write two words.",
 ]
-RULES = [(), "layer_reuse:k=2", ("near_rows", "trim"), "trim:level=drift"]
+RULES = [(), "layer_reuse:k=2", ("suffix_dropout", "trim"), "trim:level=drift"]
 Call = Callable[[stepsaver.Model, int], Any]
 
 

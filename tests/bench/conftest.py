@@ -16,7 +16,7 @@ configs:
   - {name: same, rules: ["layer_reuse:k=1,layers=0,mode=output"]}
   - {name: output_0, rules: ["layer_reuse:k=3,layers=0,mode=output"]}
   - {name: output_1, rules: ["layer_reuse:k=3,layers=1,mode=output"]}
-  - {name: trimmed, rules: ["previous_row:refresh=block", "trim:level=changed"]}
+  - {name: trimmed, rules: ["window:refresh=block", "trim:level=changed"]}
 baseline: baseline
 model: {model}
 batch_size: 1

@@ -35,7 +35,7 @@ def test_the_fastest_that_can_be_afforded_on_the_largest_task(tmp_path: Path) ->
     save(large, "slow", 1.1, 0.5, ["trim:level=drift"], samples=500)
     save(large, "fast", 1.3, 4.0, ["trim:level=changed"], samples=500)
     save(large, "garbage", 3.0, 40.0, ["trim:level=random"], samples=500)
-    save(large, "both", 1.5, 1.0, ["trim:level=changed", "near_rows:ahead=0"], samples=500)
+    save(large, "both", 1.5, 1.0, ["trim:level=changed", "suffix_dropout:ahead=0"], samples=500)
     save(large, "other_policy", 2.0, 1.0, ["trim:level=changed"], samples=500, policy="fixed:rows=8")
     save(large, "same", 2.0, 0.0, ["trim:level=changed"], samples=500, is_control=True)
     save(large, "taken_over", 2.0, 0.0, ["trim:level=changed"], samples=500, equal_to="fast")
@@ -47,7 +47,7 @@ def test_the_fastest_that_can_be_afforded_on_the_largest_task(tmp_path: Path) ->
     assert found[1].speed_up.value == 1.3  # the smaller of the two
     assert str(found[1]).startswith("batch 32, alone: 1.30x [1.20, 1.40] at a drop of 4.0 [3.0, 5.0] points (00_mine, ")
     assert "with 1 other rule:" in str(found[2])
-    assert [each.config for each in figures_of("near_rows", stored_figures(tmp_path))] == ["both"]
+    assert [each.config for each in figures_of("suffix_dropout", stored_figures(tmp_path))] == ["both"]
     assert figures_of("tri", stored_figures(tmp_path)) == []
 
 

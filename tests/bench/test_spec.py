@@ -132,7 +132,7 @@ def test_conditions_read_back() -> None:
 
 SIZES = {  # configs and tasks
     "00_baseline": (10, 3), "01_delta_reuse": (9, 3), "02_trim": (8, 3), "03_adaptive_skip": (8, 3),
-    "04_combined": (10, 3), "05_near_rows": (20, 4), "06_batch_1": (11, 1), "07_threshold_sweep": (17, 1),
+    "04_combined": (10, 3), "05_suffix_dropout": (20, 4), "06_batch_1": (11, 1), "07_threshold_sweep": (17, 1),
     "08_tuned": (6, 2), "10_fast_dllm_v2_7b": (22, 10), "11_fast_dllm_v2_7b_batch_16": (22, 10),
 }  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_every_shipped_experiment_is_valid(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_paced_configs_are_paced_and_compared_with_their_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    experiment = find_experiment("05_near_rows")
+    experiment = find_experiment("05_suffix_dropout")
     assert experiment.baselines == ("baseline", "paced")
     for config in experiment.configs:
         is_paced = config.name.startswith("paced")

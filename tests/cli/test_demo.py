@@ -7,7 +7,7 @@ from stepsaver.bench.verdict import ConfigVerdict
 from stepsaver.commands.demo import WAYS_THAT_PAY, advice, ways_that_pay
 
 WANTED = Condition.parse("< 5")
-CONFIGS = [ConfigSpec(name="near", rules=("trim", "near_rows")), ConfigSpec(name="drafts", policy="fixed:rows=2")]
+CONFIGS = [ConfigSpec(name="near", rules=("trim", "suffix_dropout")), ConfigSpec(name="drafts", policy="fixed:rows=2")]
 
 
 def judged(config: str, up: float, drop: float, *, width: float = 0.1) -> ConfigVerdict:
@@ -19,7 +19,8 @@ def test_the_fastest_that_holds_the_bound_is_named_with_its_settings_and_figures
     grid = [judged("k2_first", 1.05, 1.0, width=0.02), judged("k3_last", 3.0, 40.0)]
     sentence = advice(grid, [judged("near", 1.6, 0.4), judged("drafts", 1.5, 0.0)], WANTED, CONFIGS)
     assert sentence == (
-        "Use near (trim, near_rows): 1.60x [1.50, 1.70] at a drop of 0.4 [-0.6, 1.4] points against the same baseline; "
+        "Use near (trim, suffix_dropout): 1.60x [1.50, 1.70] at a drop of 0.4 [-0.6, 1.4] points "
+        "against the same baseline; "
         "the best of the grid is k2_first, 1.05x [1.03, 1.07] at a drop of 1.0 [0.0, 2.0] points."
     )
     sentence = advice(grid, [judged("near", 1.6, 4.5), judged("drafts", 1.5, 0.0)], WANTED, CONFIGS)
@@ -43,4 +44,4 @@ def test_the_ways_that_pay_are_those_of_the_experiments_against_the_grids_baseli
     assert {better.baseline_of(each.name) for each in better.configs} == {"k1_first"}
     assert all(better.success_of(each.name) == grid.spec.success for each in better.configs)
     names = [rule.name for rule in better.config("window_trim_near_light").parsed_rules()]
-    assert names == ["previous_row", "trim", "near_rows", "light_commit"]
+    assert names == ["window", "trim", "suffix_dropout", "partial_commit"]

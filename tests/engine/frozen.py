@@ -31,9 +31,11 @@ from tests.conftest import GOLDEN, sharpened, tiny_config
 FROZEN = Path(__file__).parent.parent / "frozen.json.gz"
 Case = dict[str, Any]
 
-# What the file calls it and the code does not yet: rules by their new names, and joins.
-OLD_WORDS = {"window": "previous_row", "suffix_dropout": "near_rows", "partial_commit": "light_commit"}
 NEW_REFUSALS = {  # what a refusal said, or a part of it, and what it says now
+    "rule previous_row": "rule window",
+    "rule near_rows": "rule suffix_dropout",
+    "rows and": "positions and",
+    "rule light_commit": "rule partial_commit",
     "rows that predict": "positions that predict",
     "policy verified needs": "speculative decoding needs",
     "verified drafts with context=block have no": "speculative decoding with context=block has no",
@@ -67,7 +69,7 @@ def built(case: Case, batch_size: int) -> Engine:
         block_cache=case.get("block_cache", True),
         join=case.get("join", "auto"),  # type: ignore[arg-type]
     )
-    options = {"policy": case.get("policy"), "rules": [_in_words_of_today(rule) for rule in case.get("rules", ())]}
+    options = {"policy": case.get("policy"), "rules": case.get("rules", ())}
     if text == "autoregressive":  # as it was decoded then: in blocks of one, whatever the policy
         options = {}
     decoder = chosen_decoder(text, **options)
@@ -77,11 +79,6 @@ def built(case: Case, batch_size: int) -> Engine:
 def _decoder_of_today(text: str) -> str:
     name, separator, options = text.partition(":")
     return name + separator + ",".join(filter(None, (DRAFTS.get(each, each) for each in options.split(","))))
-
-
-def _in_words_of_today(rule: str) -> str:
-    name, separator, options = rule.partition(":")
-    return OLD_WORDS.get(name, name) + separator + options
 
 
 def observed(case: Case, prompts: list[list[int]]) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from stepsaver.engine.rules.rule import Rule, parse_rule
 # Settings that must change nothing: same shapes, same bits.
 NEUTRAL = {
     "layer_reuse": ["layer_reuse:k=1,mode=output", "layer_reuse:k=1,mode=delta", "layer_reuse:k=1,mode=mlp"],
-    "previous_row": ["previous_row:refresh=drift,limit=0"],
+    "window": ["window:refresh=drift,limit=0"],
     "trim": ["trim:level=drift,budget=64,age=1", "trim:level=random,budget=64"],
     "adaptive_layers": ["adaptive_layers:probe=1,threshold=0"],
-    "near_rows": [],  # a setting that hides nothing is refused
-    "light_commit": ["light_commit:settle=all"],
+    "suffix_dropout": [],  # a setting that hides nothing is refused
+    "partial_commit": ["partial_commit:settle=all"],
 }
 
 # Settings that act.
@@ -23,7 +23,7 @@ ACTING = {
         "layer_reuse:k=2,layers=0,mode=delta",
         "layer_reuse:k=3,layers=thirds:2,mode=mlp",
     ],
-    "previous_row": ["previous_row:refresh=block", "previous_row:refresh=sub-block", "previous_row:refresh=drift"],
+    "window": ["window:refresh=block", "window:refresh=sub-block", "window:refresh=drift"],
     "trim": [
         "trim:level=structural",
         "trim:level=drift,budget=1",
@@ -31,19 +31,19 @@ ACTING = {
         "trim:level=random,budget=2",
     ],
     "adaptive_layers": ["adaptive_layers:probe=1,threshold=0.5", "adaptive_layers:probe=2,threshold=5,max_age=1"],
-    "near_rows": ["near_rows", "near_rows:ahead=2"],
-    "light_commit": ["light_commit", "light_commit:settle=0"],
+    "suffix_dropout": ["suffix_dropout", "suffix_dropout:ahead=2"],
+    "partial_commit": ["partial_commit", "partial_commit:settle=0"],
 }
 
 COMBINED = [
-    ("previous_row:refresh=block", "trim:level=changed"),
-    ("previous_row:refresh=sub-block", "trim:level=drift", "layer_reuse:k=2,layers=first,mode=delta"),
+    ("window:refresh=block", "trim:level=changed"),
+    ("window:refresh=sub-block", "trim:level=drift", "layer_reuse:k=2,layers=first,mode=delta"),
     ("trim:level=structural", "layer_reuse:k=3,layers=all,mode=mlp"),
-    ("previous_row:refresh=drift", "adaptive_layers:probe=1,threshold=0.5"),
-    ("previous_row:refresh=block", "trim:level=changed", "near_rows", "light_commit"),
-    ("near_rows", "layer_reuse:k=3,layers=all,mode=delta,kv=freeze", "light_commit:settle=0"),
-    ("near_rows:ahead=1", "previous_row:refresh=drift", "adaptive_layers:probe=1,threshold=0.5"),
-    ("near_rows", "layer_reuse:k=2,mode=output"),
+    ("window:refresh=drift", "adaptive_layers:probe=1,threshold=0.5"),
+    ("window:refresh=block", "trim:level=changed", "suffix_dropout", "partial_commit"),
+    ("suffix_dropout", "layer_reuse:k=3,layers=all,mode=delta,kv=freeze", "partial_commit:settle=0"),
+    ("suffix_dropout:ahead=1", "window:refresh=drift", "adaptive_layers:probe=1,threshold=0.5"),
+    ("suffix_dropout", "layer_reuse:k=2,mode=output"),
 ]
 
 

@@ -232,7 +232,7 @@ def decoded(model: Transformer, *rules: str) -> Trace:
 
 
 def test_less_work_takes_less_unless_positions_are_free(tiny_model: Transformer) -> None:
-    plain, window = decoded(tiny_model), decoded(tiny_model, "previous_row:refresh=block")
+    plain, window = decoded(tiny_model), decoded(tiny_model, "window:refresh=block")
     assert len(window.records) == len(plain.records)
     config = tiny_model.config
     for curve, saves in ((STRAIGHT, True), (straight_curve(10.0, 0.0), False)):

@@ -13,15 +13,15 @@ from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.models.transformer import Transformer
 from stepsaver.engine.plan import StepPlan
 from stepsaver.engine.positions import position_list, positions_between
-from stepsaver.engine.rules.light_commit import LightCommit
-from stepsaver.engine.rules.near_rows import NearRows
+from stepsaver.engine.rules.partial_commit import PartialCommit
 from stepsaver.engine.rules.rule import Rule, parse_rule
+from stepsaver.engine.rules.suffix_dropout import SuffixDropout
 from stepsaver.engine.trace import Trace
 from stepsaver.engine.view import StepView
 from tests.engine.test_reuse import engine_of, generate
 
 BLOCK, SUB = 8, 4
-BLOCK_CACHE_SETS = [("near_rows",), ("previous_row", "near_rows"), ("near_rows", "previous_row", "trim")]
+BLOCK_CACHE_SETS = [("suffix_dropout",), ("window", "suffix_dropout"), ("suffix_dropout", "window", "trim")]
 
 
 @torch.inference_mode()
@@ -71,7 +71,7 @@ def test_every_step_is_that_of_the_shortened_block(
     tiny_model: Transformer, prompt: list[int], names: tuple[str, ...], ahead: int, threshold: float
 ) -> None:
     """Steps are taken as planned, their proposals compared with the literal evaluation of the rows that are there."""
-    rules = tuple(NearRows(ahead) if name == "near_rows" else parse_rule(name) for name in names)
+    rules = tuple(SuffixDropout(ahead) if name == "suffix_dropout" else parse_rule(name) for name in names)
     kept: dict[int, dict] = {}
     steps = 0
 
@@ -105,7 +105,7 @@ def test_every_step_is_that_of_the_shortened_block(
 
 def test_rows_after_the_sub_block_are_neither_computed_nor_attended(tiny_model: Transformer) -> None:
     trace = Trace()
-    generate(engine_of(tiny_model, (NearRows(),), threshold=1.0), [(5, 6)], 30, trace=trace)
+    generate(engine_of(tiny_model, (SuffixDropout(),), threshold=1.0), [(5, 6)], 30, trace=trace)
     first_steps = [entry for entry in trace.entries if entry.kind == "full" and entry.step == 0]
     assert {(entry.rows, entry.context % BLOCK) for entry in first_steps} == {(SUB, SUB)}
     assert {entry.context % BLOCK for entry in trace.entries if entry.kind == "commit"} == {0}
@@ -158,9 +158,9 @@ def test_planted_faults_are_caught(tiny_model: Transformer, fault: Rule, found: 
 
 
 @pytest.mark.parametrize("settle", [0, 1, 3])
-def test_a_light_commit_runs_what_changed_what_settles_and_what_is_read(tiny_model: Transformer, settle: int) -> None:
+def test_a_partial_commit_runs_what_changed_what_settles_and_what_is_read(tiny_model: Transformer, settle: int) -> None:
     trace, unmasked = Trace(), dict[int, list[int]]()
-    engine = engine_of(tiny_model, (LightCommit(settle),), threshold=0.6)
+    engine = engine_of(tiny_model, (PartialCommit(settle),), threshold=0.6)
     watch = lambda event: unmasked.setdefault(event.sample.block.start, []).append(event.unmasked)  # noqa: E731
     generate(engine, [(5, 6)], 30, trace=trace, on_step=watch)
     expected = []

@@ -24,10 +24,10 @@ from tests.conftest import sharpened, straight_curve, tiny_config
 
 RULES = [
     (),
-    ("previous_row", "trim"),
-    ("near_rows",),
-    ("light_commit:settle=0",),
-    ("previous_row", "trim", "near_rows", "light_commit"),
+    ("window", "trim"),
+    ("suffix_dropout",),
+    ("partial_commit:settle=0",),
+    ("window", "trim", "suffix_dropout", "partial_commit"),
     ("layer_reuse:k=2,mode=output",),
     ("layer_reuse:k=2,mode=delta",),  # keeps deltas, so that nothing is joined
 ]
@@ -67,7 +67,7 @@ def decoded(engine: Engine, prompts: list, trace: Trace | None = None) -> list[C
 def test_joined_forwards_write_the_same_text(models, kind, rules, join, lengths, threshold, stop, batch_size) -> None:
     """In float64: every kind of model, rules, ragged batches, stop tokens and limits."""
     if kind == "self":
-        rules = tuple(rule for rule in rules if not rule.startswith("previous_row"))
+        rules = tuple(rule for rule in rules if not rule.startswith("window"))
     prompts = [
         Prompt(tuple(3 + (7 * index + length) % 57 for index in range(length)), max_new_tokens=limit)
         for length, limit in lengths

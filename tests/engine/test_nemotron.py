@@ -153,7 +153,7 @@ PROMPTS = [(5, 6, 7), tuple(range(10, 26)), (9,), tuple(range(20, 31))]
 FITTING = [
     rules
     for rules in rule_sets(ACTING) + combined_rule_sets()
-    if not {"previous_row", "near_rows", "light_commit"} & {rule.name for rule in rules}
+    if not {"window", "suffix_dropout", "partial_commit"} & {rule.name for rule in rules}
 ]
 
 
@@ -292,9 +292,15 @@ def test_rules_run_checked_and_alike_in_batches(tiny: Transformer, rules: tuple)
 
 def test_what_has_nothing_to_act_on_is_refused_in_one_line(tiny: Transformer) -> None:
     for rule, message in (
-        ("previous_row", "rule previous_row needs positions that predict the token after them, and here"),
-        ("light_commit:settle=1", "rule light_commit lets commits keep keys and values of steps, and here only causal"),
-        ("near_rows", "rule near_rows: sub-blocks of 8 positions and 0 ahead leave none of the block's 8 out"),
+        ("window", "rule window needs positions that predict the token after them, and here"),
+        (
+            "partial_commit:settle=1",
+            "rule partial_commit lets commits keep keys and values of steps, and here only causal",
+        ),
+        (
+            "suffix_dropout",
+            "rule suffix_dropout: sub-blocks of 8 positions and 0 ahead leave none of the block's 8 out",
+        ),
     ):
         with pytest.raises(UsageError, match=message):
             engine_of(tiny, Denoise(rules=(parse_rule(rule),)))

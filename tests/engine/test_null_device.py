@@ -29,7 +29,7 @@ from tests.engine.test_card_code import KERNELS
 pytestmark = pytest.mark.long
 
 CONFIG = SHAPES["7B"]
-FOUR_RULES = ("previous_row:refresh=block", "trim:level=changed", "near_rows", "light_commit")
+FOUR_RULES = ("window:refresh=block", "trim:level=changed", "suffix_dropout", "partial_commit")
 
 
 def denoising(*rules: str) -> Decoder:

@@ -23,7 +23,7 @@ def decode(model: Transformer, *rules: str, batch_size: int = 2) -> Trace:
     return trace
 
 
-@pytest.mark.parametrize("rules", [(), ("layer_reuse:k=2,layers=all,mode=delta",), ("previous_row", "trim")])
+@pytest.mark.parametrize("rules", [(), ("layer_reuse:k=2,layers=all,mode=delta",), ("window", "trim")])
 def test_operations_are_those_that_torch_counts(tiny_model: Transformer, rules: tuple[str, ...]) -> None:
     """An independent count of every matrix multiplication, attention included; alone, so that nothing is padded."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

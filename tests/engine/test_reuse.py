@@ -159,8 +159,8 @@ def test_output_mode_computes_a_step_whose_rows_nobody_proposed_a_token_for(
     tiny_model: Transformer, k: int, trim: str
 ) -> None:
     """With a window, the first step of a later sub-block is small too, and its rows may never have been read."""
-    rules = [f"trim:level={trim}", "near_rows", "light_commit", f"layer_reuse:k={k},mode=output"]
-    for window in ("previous_row:refresh=block", "previous_row:refresh=sub-block"):
+    rules = [f"trim:level={trim}", "suffix_dropout", "partial_commit", f"layer_reuse:k={k},mode=output"]
+    for window in ("window:refresh=block", "window:refresh=sub-block"):
         parsed = tuple(parse_rule(rule) for rule in (window, *rules))
         completions = generate(engine_of(tiny_model, parsed, threshold=0.5), limit=40)
         assert [len(each.ids) for each in completions] == [40] * len(PROMPTS)

@@ -75,7 +75,7 @@ def decoded(engine: Engine) -> tuple[list, list]:
 
 def test_the_settings_cover_every_rule() -> None:
     assert {rule.name for rule in SETTINGS} == set(registry.found_in("stepsaver.engine.rules"))
-    assert {rule.name for rule in INERT} >= {"layer_reuse", "adaptive_layers", "previous_row"}
+    assert {rule.name for rule in INERT} >= {"layer_reuse", "adaptive_layers", "window"}
 
 
 @pytest.mark.parametrize("rule", INERT, ids=registry.describe)

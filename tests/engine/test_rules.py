@@ -30,24 +30,24 @@ DRIFT = {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.5, 4: 0.2, 7: 0.3}  # -1 elsewhere: never 
 
 # the rules, the view, and the kind and positions of the plan; hidden ones behind a stroke
 WINDOWS: list[tuple[str, dict[str, Any], str]] = [
-    ("previous_row", FIRST, "sub 3-7"),
-    ("previous_row", FIRST | {"changed": "0,3"}, "sub 0,3-7"),  # a changed position's keys would be those of a mask
-    ("previous_row", FIRST | {"step": 0}, "full 0-7"),
-    ("previous_row", LATER, "sub 4-7"),  # the base plan's own
-    ("previous_row", LATER | {"block_cache": False}, "sub 3-7"),
-    ("previous_row:refresh=sub-block", FIRST, "full 0-7"),
-    ("previous_row:refresh=sub-block", FIRST | {"in_sub_block": 1}, "sub 3-7"),
-    ("previous_row:refresh=drift", FIRST | {"drift_since_full": 0.49}, "sub 3-7"),
-    ("previous_row:refresh=drift", FIRST | {"drift_since_full": 0.5}, "full 0-7"),
-    ("previous_row:refresh=drift,limit=2", FIRST | {"drift_since_full": 1.9}, "sub 3-7"),
-    ("previous_row:refresh=drift,limit=2", FIRST | {"drift_since_full": 2.0}, "full 0-7"),
-    ("previous_row:refresh=block,limit=0", FIRST | {"drift_since_full": 1.0}, "sub 3-7"),
-    ("near_rows", {"masked": "2-7", "sub_block": 2}, "full 0-3 | 4-7"),
-    ("near_rows", {"masked": "2-7", "sub_block": 2, "step": 0}, "full 0-3 | 4-7"),
-    ("near_rows:ahead=1", {"masked": "2-7", "sub_block": 2}, "full 0-4 | 5-7"),
-    ("near_rows:ahead=3", {"masked": "3-7", "sub_block": 2}, "sub 2-3 | 7"),
-    ("near_rows:ahead=5", {"masked": "2-7", "sub_block": 2}, "full 0-7"),
-    ("near_rows", FIRST, "full 0-7"),  # the last sub-block
+    ("window", FIRST, "sub 3-7"),
+    ("window", FIRST | {"changed": "0,3"}, "sub 0,3-7"),  # a changed position's keys would be those of a mask
+    ("window", FIRST | {"step": 0}, "full 0-7"),
+    ("window", LATER, "sub 4-7"),  # the base plan's own
+    ("window", LATER | {"block_cache": False}, "sub 3-7"),
+    ("window:refresh=sub-block", FIRST, "full 0-7"),
+    ("window:refresh=sub-block", FIRST | {"in_sub_block": 1}, "sub 3-7"),
+    ("window:refresh=drift", FIRST | {"drift_since_full": 0.49}, "sub 3-7"),
+    ("window:refresh=drift", FIRST | {"drift_since_full": 0.5}, "full 0-7"),
+    ("window:refresh=drift,limit=2", FIRST | {"drift_since_full": 1.9}, "sub 3-7"),
+    ("window:refresh=drift,limit=2", FIRST | {"drift_since_full": 2.0}, "full 0-7"),
+    ("window:refresh=block,limit=0", FIRST | {"drift_since_full": 1.0}, "sub 3-7"),
+    ("suffix_dropout", {"masked": "2-7", "sub_block": 2}, "full 0-3 | 4-7"),
+    ("suffix_dropout", {"masked": "2-7", "sub_block": 2, "step": 0}, "full 0-3 | 4-7"),
+    ("suffix_dropout:ahead=1", {"masked": "2-7", "sub_block": 2}, "full 0-4 | 5-7"),
+    ("suffix_dropout:ahead=3", {"masked": "3-7", "sub_block": 2}, "sub 2-3 | 7"),
+    ("suffix_dropout:ahead=5", {"masked": "2-7", "sub_block": 2}, "full 0-7"),
+    ("suffix_dropout", FIRST, "full 0-7"),  # the last sub-block
     # trim: what is read runs, then what changed, then what settles
     ("trim:settle=0", FIRST, "sub 3-6"),
     ("trim:settle=0", FIRST | {"changed": "0"}, "sub 0,3-6"),
@@ -101,11 +101,11 @@ WINDOWS: list[tuple[str, dict[str, Any], str]] = [
     ("layer_reuse:k=2,mode=output", LATER | {"confidence": {6: 0.1}}, "sub 4-7"),  # nothing was proposed for 7
     ("layer_reuse:k=2,mode=output", FIRST | {"confidence": dict.fromkeys(range(8), 0.1)}, "full 0-7"),
     ("layer_reuse:k=1,mode=output", LATER | {"confidence": {6: 0.1, 7: 0.1}}, "sub 4-7"),
-    ("light_commit", FIRST, "full 0-7"),  # steps are whole
-    ("previous_row + trim:settle=0", FIRST | {"changed": "0"}, "sub 0,3-6"),
-    ("near_rows + previous_row", {"masked": "2-7", "sub_block": 2}, "sub 1-3 | 4-7"),
+    ("partial_commit", FIRST, "full 0-7"),  # steps are whole
+    ("window + trim:settle=0", FIRST | {"changed": "0"}, "sub 0,3-6"),
+    ("suffix_dropout + window", {"masked": "2-7", "sub_block": 2}, "sub 1-3 | 4-7"),
     (
-        "previous_row + trim + layer_reuse:k=2,mode=output",
+        "window + trim + layer_reuse:k=2,mode=output",
         FIRST | {"confidence": dict.fromkeys(range(8), 0.1)},
         "reused none",
     ),
@@ -113,14 +113,14 @@ WINDOWS: list[tuple[str, dict[str, Any], str]] = [
 
 # the rule, which positions were unmasked at which step, which changed; the commit's positions, after three steps
 COMMITS: list[tuple[str, dict[int, str], str, str]] = [
-    ("light_commit:settle=0", UNMASKED, "", "3,7"),  # the last position is read
-    ("light_commit:settle=0", UNMASKED, "0,5", "0,3,5,7"),
-    ("light_commit", UNMASKED, "", "1-3,7"),
-    ("light_commit:settle=2", UNMASKED, "", "0-3,7"),
-    ("light_commit:settle=all", UNMASKED, "", "0-7"),
+    ("partial_commit:settle=0", UNMASKED, "", "3,7"),  # the last position is read
+    ("partial_commit:settle=0", UNMASKED, "0,5", "0,3,5,7"),
+    ("partial_commit", UNMASKED, "", "1-3,7"),
+    ("partial_commit:settle=2", UNMASKED, "", "0-3,7"),
+    ("partial_commit:settle=all", UNMASKED, "", "0-7"),
     ("trim", UNMASKED, "", "0-7"),
-    ("near_rows", UNMASKED, "", "0-7"),
-    ("previous_row", UNMASKED, "", "0-7"),
+    ("suffix_dropout", UNMASKED, "", "0-7"),
+    ("window", UNMASKED, "", "0-7"),
     ("layer_reuse:k=2", UNMASKED, "", "0-7"),
     ("adaptive_layers:probe=1", UNMASKED, "", "0-7"),
 ]
@@ -227,10 +227,10 @@ NOTHING: frozenset[int] = frozenset()
         ("adaptive_layers:probe=9,threshold=0", NOTHING, NOTHING),
         ("trim:level=drift", NOTHING, {3}),
         ("trim", NOTHING, NOTHING),
-        ("previous_row:refresh=drift", NOTHING, {3}),
-        ("previous_row", NOTHING, NOTHING),
-        ("near_rows", NOTHING, NOTHING),
-        ("light_commit", NOTHING, NOTHING),
+        ("window:refresh=drift", NOTHING, {3}),
+        ("window", NOTHING, NOTHING),
+        ("suffix_dropout", NOTHING, NOTHING),
+        ("partial_commit", NOTHING, NOTHING),
     ],
 )
 def test_the_layers_whose_deltas_are_kept_or_watched(rule: str, deltas: set[int], probed: set[int]) -> None:
@@ -266,12 +266,12 @@ def test_every_rule_of_the_registry_is_here() -> None:
 
 
 def test_what_is_left_open() -> None:
-    texts = [registry.describe(parse_rule(name)) for name in ("previous_row", "trim", "near_rows", "light_commit")]
+    texts = [registry.describe(parse_rule(name)) for name in ("window", "trim", "suffix_dropout", "partial_commit")]
     assert texts == [
-        "previous_row:refresh=block,limit=0.5",
+        "window:refresh=block,limit=0.5",
         "trim:level=changed,budget=4,settle=1,age=4",
-        "near_rows:ahead=0",
-        "light_commit:settle=1",
+        "suffix_dropout:ahead=0",
+        "partial_commit:settle=1",
     ]
     assert registry.describe(parse_rule("layer_reuse:k=2")) == "layer_reuse:k=2,layers=last,mode=delta,kv=refresh"
     assert registry.describe(parse_rule("adaptive_layers")) == "adaptive_layers:probe=4,threshold=0.1,max_age=3"
@@ -298,15 +298,15 @@ def test_rules_survive_their_own_description(rules: tuple) -> None:
         ("trim:settle=-1", "settle -1 is below 0"),
         ("trim:age=0", "age 0 is below 1"),
         ("trim:level", "not field=value"),
-        ("previous_row:refresh=never", "nearest"),
-        ("previous_row:limit=-1", "limit -1.0 is negative"),
-        ("previous_row:limit=nan", "limit nan is negative"),
+        ("window:refresh=never", "nearest"),
+        ("window:limit=-1", "limit -1.0 is negative"),
+        ("window:limit=nan", "limit nan is negative"),
         ("adaptive_layers:probe=0", "probe 0 is not positive"),
         ("adaptive_layers:threshold=nan", "threshold nan is negative"),
         ("adaptive_layers:max_age=0", "max_age 0 is not positive"),
-        ("near_rows:ahead=-1", "ahead -1 is negative"),
-        ("light_commit:settle=-1", "settle -1 is negative"),
-        ("light_commit:settle=some", "whole number"),
+        ("suffix_dropout:ahead=-1", "ahead -1 is negative"),
+        ("partial_commit:settle=-1", "settle -1 is negative"),
+        ("partial_commit:settle=some", "whole number"),
     ],
 )
 def test_wrong_rules_get_one_line(text: str, message: str) -> None:
@@ -323,8 +323,8 @@ def test_wrong_rules_get_one_line(text: str, message: str) -> None:
         ("adaptive_layers:probe=3", {}, "probe 3 leaves no layer of 3 to skip"),
         ("trim", {"block_cache": False}, "rule trim needs the block cache"),
         ("trim + trim:level=drift", {}, "rule trim is given twice"),
-        ("near_rows:ahead=4", {}, "leave none of the block's 8 out"),
-        ("near_rows", {"sub_block_size": 8}, "leave none"),
+        ("suffix_dropout:ahead=4", {}, "leave none of the block's 8 out"),
+        ("suffix_dropout", {"sub_block_size": 8}, "leave none"),
     ],
 )
 def test_impossible_combinations_get_one_line(tiny_model: Transformer, rules: str, options, message: str) -> None:
@@ -335,11 +335,11 @@ def test_impossible_combinations_get_one_line(tiny_model: Transformer, rules: st
 @pytest.mark.parametrize(
     ("rules", "options"),
     [
-        ("near_rows:ahead=3", {}),
+        ("suffix_dropout:ahead=3", {}),
         ("adaptive_layers:probe=2", {}),
         ("layer_reuse:k=2,layers=0-2", {}),
-        ("near_rows", {"block_cache": False}),
-        ("light_commit", {"block_cache": False}),
+        ("suffix_dropout", {"block_cache": False}),
+        ("partial_commit", {"block_cache": False}),
     ],
 )
 def test_what_just_fits_is_taken(tiny_model: Transformer, rules: str, options: dict) -> None:

@@ -113,7 +113,7 @@ requests_strategy = st.lists(
 @given(
     requests=requests_strategy,
     batch_size=st.integers(1, 5),
-    rules=st.sampled_from([(), ("layer_reuse:k=3,mode=output",), ("previous_row:refresh=block", "trim")]),
+    rules=st.sampled_from([(), ("layer_reuse:k=3,mode=output",), ("window:refresh=block", "trim")]),
 )
 def test_batching_and_sharing_change_no_score(tiny_model: Transformer, requests, batch_size: int, rules) -> None:
     together = scored(engine_of(tiny_model, rules=rules, batch_size=batch_size), requests)

@@ -123,8 +123,8 @@ def test_rules_without_the_shift_run_checked_and_alike_in_batches(tiny_sdar: Tra
 
 
 def test_what_follows_from_the_shift_is_refused_in_one_line(tiny_sdar: Transformer) -> None:
-    with pytest.raises(UsageError, match="rule previous_row needs positions that predict the token after them"):
-        tiny_engine(tiny_sdar, (parse_rule("previous_row"),))
+    with pytest.raises(UsageError, match="rule window needs positions that predict the token after them"):
+        tiny_engine(tiny_sdar, (parse_rule("window"),))
 
 
 def test_a_score_is_that_of_the_tokens_own_row(tiny_sdar: Transformer) -> None:

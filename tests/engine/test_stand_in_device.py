@@ -178,7 +178,7 @@ def test_launches_of_a_layer_do_not_grow_unnoticed() -> None:
     assert exact["scaled_dot_product_attention"] == 1, "the named one has no float64"
 
 
-@pytest.mark.parametrize("rules", [(), ("previous_row:refresh=block", "trim:level=changed"), ("near_rows",)], ids=str)
+@pytest.mark.parametrize("rules", [(), ("window:refresh=block", "trim:level=changed"), ("suffix_dropout",)], ids=str)
 def test_index_tensors_are_built_once_where_layers_run_the_same_rows(rules: tuple[str, ...]) -> None:
     uploads = {
         layers: decoded(tuple(map(parse_rule, rules)), layers=layers, batch_size=1, prompts=PROMPTS[:1], join="off")

@@ -8,7 +8,7 @@ from stepsaver.evaluation.inert import ScoredLengths, acting_rules, inert_rules,
 
 ONE_TOKEN = [ScoredLengths(500, 1), ScoredLengths(31, 1), ScoredLengths(32, 1)]
 SEVERAL = [*ONE_TOKEN, ScoredLengths(40, 5)]
-RULES = tuple(parse_rule(text) for text in ("layer_reuse:k=3,mode=output", "layer_reuse:k=1", "trim", "previous_row"))
+RULES = tuple(parse_rule(text) for text in ("layer_reuse:k=3,mode=output", "layer_reuse:k=1", "trim", "window"))
 
 
 @pytest.mark.parametrize(

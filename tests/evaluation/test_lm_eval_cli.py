@@ -29,7 +29,7 @@ def test_the_model_is_registered_and_lm_evals_own_are_still_known() -> None:
         ({"pretrained": "m"}, ModelArguments("m")),
         ({"pretrained": "m", "batch_size": "4"}, ModelArguments("m", batch_size=4)),
         ({"pretrained": "m", "threshold": 0.7}, ModelArguments("m", threshold=0.7)),
-        ({"pretrained": "m", "rules": ["trim", "previous_row"]}, ModelArguments("m", rules="trim;previous_row")),
+        ({"pretrained": "m", "rules": ["trim", "window"]}, ModelArguments("m", rules="trim;window")),
     ],
 )
 def test_model_arguments(given: dict[str, Any], expected: ModelArguments) -> None:

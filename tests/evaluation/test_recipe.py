@@ -29,7 +29,7 @@ MEASURED = Measured(
 def recipe_for(model: str, **changes: Any) -> Recipe:
     made_for = MadeFor(model=model, dtype="float32", device="cpu", machine="some processor", versions=versions_here())
     values: dict[str, Any] = {
-        "rules": ("previous_row:refresh=block", "trim:level=changed"),
+        "rules": ("window:refresh=block", "trim:level=changed"),
         "policy": "threshold:threshold=0.8",
         "sub_block_size": 4,
         "join": "on",
@@ -111,7 +111,7 @@ def test_generate_decodes_by_the_recipe(model: str, tmp_path: Path, capsys: pyte
     engine = yaml.safe_load(found.out)["engine"]
     assert engine["batch_size"] == 2
     assert engine["policy"].startswith("threshold:threshold=0.8")
-    assert [each.partition(":")[0] for each in engine["rules"]] == ["previous_row", "trim"]
+    assert [each.partition(":")[0] for each in engine["rules"]] == ["window", "trim"]
     assert engine["decoding"]["sub_block_size"] == 4
     assert engine["decoding"]["join"] == "on"
     assert "recipe" not in found.err
@@ -135,7 +135,7 @@ def test_lm_eval_takes_a_recipe(model: str, tmp_path: Path) -> None:
         {"pretrained": model, "recipe": str(path)}, {"batch_size": 1, "device": None, "max_batch_size": None}
     )
     assert lm.engine.batch_size == 2
-    assert [rule.name for rule in lm.engine.decoder.rules] == ["previous_row", "trim"]
+    assert [rule.name for rule in lm.engine.decoder.rules] == ["window", "trim"]
     assert lm.engine.decoding.sub_block_size == 4
     with pytest.raises(UsageError, match="recipe and rules exclude each other"):
         with_recipe({"pretrained": model, "recipe": str(path), "rules": "trim"})
@@ -158,7 +158,7 @@ def test_run_compares_a_recipe_with_the_baseline(
     assert stored == ["baseline", "recipe"]
     summary = yaml.safe_load((folder / "results" / "mini_ifeval_limit_2" / "recipe" / "summary.json").read_text())
     assert summary["eval_params"]["decoding"]["sub_block_size"] == 2
-    assert summary["eval_params"]["rules"][0].startswith("previous_row")
+    assert summary["eval_params"]["rules"][0].startswith("window")
 
 
 def test_the_python_interface_takes_a_recipe(model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -169,7 +169,7 @@ def test_the_python_interface_takes_a_recipe(model: str, tmp_path: Path, caplog:
     prompts = [[5, 6, 7], [9, 10]]
     ours = loaded.generate(prompts, recipe=path, max_new_tokens=8, ids=True)
     assert not caplog.messages
-    rules = ["previous_row:refresh=block", "trim:level=changed"]
+    rules = ["window:refresh=block", "trim:level=changed"]
     same = stepsaver.load(model, sub_block_size=4, join="auto")
     assert ours == same.generate(prompts, rules=rules, threshold=0.8, batch_size=2, max_new_tokens=8, ids=True)
     loaded.generate(prompts, recipe=path, batch_size=1, max_new_tokens=8, ids=True)

@@ -26,7 +26,7 @@ tasks: [mini_gsm8k, mini_mmlu]
 configs:
   - name: baseline
   - {name: output, rules: ["layer_reuse:k=3,layers=0,mode=output"]}
-  - {name: trimmed, rules: ["previous_row:refresh=block", "trim:level=changed"]}
+  - {name: trimmed, rules: ["window:refresh=block", "trim:level=changed"]}
 baseline: baseline
 model: {model}
 batch_size: 1

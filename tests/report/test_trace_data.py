@@ -14,12 +14,12 @@ from tests.report.traces import BLOCK, PROMPTS, document_of, engine_of, traced
 
 RULES = [
     (),
-    ("previous_row:refresh=block", "trim:level=changed"),
+    ("window:refresh=block", "trim:level=changed"),
     ("layer_reuse:k=3,layers=last,mode=output",),
     ("layer_reuse:k=2,layers=all,mode=mlp",),
     ("adaptive_layers:probe=1,threshold=0.5",),
-    ("previous_row:refresh=block", "near_rows"),
-    ("trim:level=changed", "light_commit:settle=0"),
+    ("window:refresh=block", "suffix_dropout"),
+    ("trim:level=changed", "partial_commit:settle=0"),
 ]
 
 
@@ -77,7 +77,7 @@ def test_layers_of_a_frame_count_the_row_layers_that_ran(tiny_model: Transformer
 
 def test_hidden_rows_are_those_after_the_sub_block_and_no_layer_has_them(tiny_model: Transformer) -> None:
     hidden = set()
-    for run in traced(engine_of(tiny_model, "near_rows"))[1]:
+    for run in traced(engine_of(tiny_model, "suffix_dropout"))[1]:
         for frame in run["frames"]:
             rows = rows_of(frame["hidden"])
             hidden.add(frame["hidden"])
@@ -93,8 +93,8 @@ def test_hidden_rows_are_those_after_the_sub_block_and_no_layer_has_them(tiny_mo
         assert {frame["hidden"] for frame in run["frames"]} == {"none"}
 
 
-def test_a_light_commit_shows_the_rows_that_it_keeps(tiny_model: Transformer) -> None:
-    completions, runs = traced(engine_of(tiny_model, "light_commit:settle=0"))
+def test_a_partial_commit_shows_the_rows_that_it_keeps(tiny_model: Transformer) -> None:
+    completions, runs = traced(engine_of(tiny_model, "partial_commit:settle=0"))
     kept = 0
     for completion, run in zip(completions, runs, strict=True):
         for step, frame in zip(completion.steps, run["frames"], strict=True):

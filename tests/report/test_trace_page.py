@@ -30,7 +30,7 @@ def hostile(token: int) -> str:
 
 @pytest.fixture(scope="module")
 def page(tiny_model: Transformer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    engines = [engine_of(tiny_model, "previous_row", "trim"), engine_of(tiny_model)]
+    engines = [engine_of(tiny_model, "window", "trim"), engine_of(tiny_model)]
     path = tmp_path_factory.mktemp("page") / "trace.html"
     path.write_text(trace_page(document_of(engines, text=lambda token: f" word{token}")), encoding="utf-8")
     return path
@@ -100,7 +100,7 @@ def test_squares_show_what_the_plan_says(chromium: Any, page: Path) -> None:
 def test_rows_that_are_not_there_yet_look_unlike_skipped_ones(
     chromium: Any, tiny_model: Transformer, tmp_path: Path
 ) -> None:
-    document = document_of([engine_of(tiny_model, "near_rows")])
+    document = document_of([engine_of(tiny_model, "suffix_dropout")])
     path = tmp_path / "trace.html"
     path.write_text(trace_page(document), encoding="utf-8")
     open_page(chromium, path)

@@ -21,8 +21,8 @@ from tests.report.traces import PROMPTS, engine_of
 
 RULES = [
     (),
-    ("previous_row", "trim"),
-    ("near_rows",),
+    ("window", "trim"),
+    ("suffix_dropout",),
     ("layer_reuse:k=3,layers=last,mode=output",),
     ("layer_reuse:k=2,mode=mlp",),
 ]
@@ -45,13 +45,13 @@ def test_every_step_can_be_shown(tiny_model: Transformer, rules: tuple[str, ...]
         assert "\x1b" not in each  # what a model writes is no order to the terminal
         assert len(each.splitlines()) < 24
     assert "[red]" in shown[0]
-    rows = 4 if rules == ("near_rows",) else 8
+    rows = 4 if rules == ("suffix_dropout",) else 8
     assert shown[0].startswith(f"sample 1 of 3 · block at position 0 · full step · {rows} rows · ")
     assert shown[-1].splitlines()[-1].startswith("20 tokens · ")
 
 
 def test_rows_that_are_not_there_yet_have_a_mark_of_their_own(tiny_model: Transformer) -> None:
-    engine = engine_of(tiny_model, "near_rows")
+    engine = engine_of(tiny_model, "suffix_dropout")
     console = Console(file=io.StringIO(), width=80, height=24, record=True)
     watch = Watch(engine, len(PROMPTS), str, console=console)
     lines: dict[int, list[str]] = {}

@@ -42,13 +42,13 @@ def test_single_changes_begin_with_the_cheapest_of_every_kind(space: DeclaredSpa
     kinds = [space.kind(name) for name in names]
     first = len(set(kinds))
     assert len(set(kinds[:first])) == first
-    assert {"threshold-0.5", "light_commit-settle0", "near_rows", "previous_row", "trim-settle0", "factor-2.0"} <= {
+    assert {"threshold-0.5", "partial_commit-settle0", "suffix_dropout", "window", "trim-settle0", "factor-2.0"} <= {
         *names[:first]
     }
-    assert [name for name in names if name.startswith("near_rows")] == [
-        "near_rows",
-        "near_rows-ahead4",
-        "near_rows-ahead8",
+    assert [name for name in names if name.startswith("suffix_dropout")] == [
+        "suffix_dropout",
+        "suffix_dropout-ahead4",
+        "suffix_dropout-ahead8",
     ]
     assert {"sub-4", "sub-16", "sub-32", "join-on"} <= {*names}
     assert "sub-8" not in names
@@ -69,28 +69,28 @@ def known(ups: dict[str, float]) -> dict[str, Observed]:
 
 def test_combinations_grow_plain_decoding_and_the_best_of_every_policy(space: DeclaredSpace) -> None:
     space.singles()
-    ups = {"near_rows": 1.3, "near_rows-ahead4": 1.2, "trim": 1.1, "sub-16": 0.9}
+    ups = {"suffix_dropout": 1.3, "suffix_dropout-ahead4": 1.2, "trim": 1.1, "sub-16": 0.9}
     ups |= {"threshold-0.5": 1.5, "threshold-0.6": 1.4, "factor-2.0": 1.05}
     ups |= {"join-on": 1.02, "speculative-positions16": 1.9}
     names = space.combinations(known(ups), GOAL)
     assert names == [
-        "join-on+near_rows+trim",
+        "join-on+suffix_dropout+trim",
         "speculative-positions16+join-on",
-        "join-on+near_rows+threshold-0.5+trim",
-        "join-on+near_rows+factor-2.0+trim",
-        "near_rows+trim",
-        "near_rows+threshold-0.5+trim",
-        "near_rows+factor-2.0+trim",
-        "near_rows+threshold-0.5",
-        "near_rows+factor-2.0",
+        "join-on+threshold-0.5+suffix_dropout+trim",
+        "join-on+factor-2.0+suffix_dropout+trim",
+        "suffix_dropout+trim",
+        "threshold-0.5+suffix_dropout+trim",
+        "factor-2.0+suffix_dropout+trim",
+        "threshold-0.5+suffix_dropout",
+        "factor-2.0+suffix_dropout",
     ]
-    assert [rule.name for rule in space.known["near_rows+trim"].rules] == ["trim", "near_rows"]
+    assert [rule.name for rule in space.known["suffix_dropout+trim"].rules] == ["trim", "suffix_dropout"]
 
 
 def test_what_costs_more_than_it_gains_or_slows_down_is_in_no_combination(space: DeclaredSpace) -> None:
     space.singles()
-    seen = known({"near_rows": 1.3, "trim": 1.3, "sub-16": 0.9})
-    assert space.combinations(seen, GOAL) == ["near_rows+trim"]
+    seen = known({"suffix_dropout": 1.3, "trim": 1.3, "sub-16": 0.9})
+    assert space.combinations(seen, GOAL) == ["suffix_dropout+trim"]
     assert space.combinations(seen | {"trim": Observed(640, 40.0, 0.0, (1.3,))}, GOAL) == []
 
 

@@ -19,7 +19,7 @@ EXAMPLE = {
 - name: baseline
 - {name: autoregressive, decode: autoregressive}  # a reference: shown beside the others, never judged
 - name: my_rule
-  rules: ["previous_row:refresh=block", "trim:level=changed"]  # from left to right (`stepsaver list rules`)""",
+  rules: ["window:refresh=block", "trim:level=changed"]  # from left to right (`stepsaver list rules`)""",
     "baseline": "baseline",
     "success": """\
 confirm_if: {speed_up: "> 1.2", drop_points: "< 5"}
@@ -96,7 +96,7 @@ What is known, and what it rests on.
 | Config | Rules | Policy |
 |---|---|---|
 | baseline | none | threshold 0.9 |
-| my_rule | previous_row:refresh=block, trim:level=changed | threshold 0.9 |
+| my_rule | window:refresh=block, trim:level=changed | threshold 0.9 |
 | autoregressive | none: one forward per token, a reference | |
 
 ## Evaluation

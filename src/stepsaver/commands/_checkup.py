@@ -32,7 +32,7 @@ from stepsaver.evaluation.open_model import OpenModel
 NEW_TOKENS = 64
 ROWS_PER_STEP = 2  # that are unmasked where steps are timed: about as many as with the 7B model
 CONTROL = ("layer_reuse:k=1",)  # leaves nothing out: the tokens must be those without rules
-RULES = ("previous_row:refresh=block", "trim:level=changed", "near_rows", "light_commit")
+RULES = ("window:refresh=block", "trim:level=changed", "suffix_dropout", "partial_commit")
 READ_ROWS = 8  # rows of each prompt whose logits are compared
 # How far logits may be from float32's, as a share of their norm: a few times what rounding alone gave.
 TOLERATED = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}

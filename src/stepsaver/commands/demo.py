@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 WHEN_STOPPED = run_command.WHEN_STOPPED
 HELP = "the main job on the embedded default: the 3x3 grid of layer reuse on word problems, and what to use instead"
 EXPERIMENT, TASK = "00_baseline", "mini_gsm8k"
-WAYS_THAT_PAY = (("05_near_rows", "window_trim_near_light"), ("06_batch_1", "verified_16"))  # experiment and config
+WAYS_THAT_PAY = (
+    ("05_suffix_dropout", "window_trim_near_light"),
+    ("06_batch_1", "verified_16"),
+)  # experiment and config
 QUESTION = "Do the ways that pay, against the same baseline?"
 
 

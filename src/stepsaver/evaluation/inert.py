@@ -12,9 +12,9 @@ from stepsaver.engine.defaults import Estimator
 from stepsaver.engine.positions import NEXT, Prediction
 from stepsaver.engine.rules.adaptive_layers import AdaptiveLayers
 from stepsaver.engine.rules.layer_reuse import LayerReuse
-from stepsaver.engine.rules.light_commit import LightCommit
-from stepsaver.engine.rules.previous_row import PreviousRow
+from stepsaver.engine.rules.partial_commit import PartialCommit
 from stepsaver.engine.rules.rule import Rule
+from stepsaver.engine.rules.window import Window
 
 
 class ScoredLengths(NamedTuple):
@@ -53,9 +53,9 @@ def inert_setting(rule: Rule) -> str | None:
             return "k=1 computes every step"
         case AdaptiveLayers(threshold=0):
             return "threshold=0 calls no row calm"
-        case PreviousRow(refresh="drift", limit=0):
+        case Window(refresh="drift", limit=0):
             return "limit=0 refreshes at every full step"
-        case LightCommit(settle="all"):
+        case PartialCommit(settle="all"):
             return "settle=all commits every row"
     return None
 

@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
 
 RULES, POLICIES, DECODERS = (f"stepsaver.engine.{kind}" for kind in ("rules", "policies", "decoders"))
-FIRST_RULES = ("previous_row", "trim", "near_rows", "light_commit")  # in the order in which they are applied
+FIRST_RULES = ("window", "trim", "suffix_dropout", "partial_commit")  # in the order in which they are applied
 JOINS_TRIED: tuple[Join, ...] = ("on",)
 LEAST_SUB_BLOCK = 4
 LONGEST_NAME = 90
