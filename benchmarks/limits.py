@@ -21,7 +21,7 @@ COLUMNS = (
     "kind of step",
     "without rules, ms",
     "share of the limit",
-    "with near rows and light commits, ms",
+    "with suffix dropout and partial commits, ms",
     "share of the limit",
     "limit by",
 )

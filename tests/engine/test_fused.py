@@ -40,7 +40,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 DECODERS = {
     "plain": Denoise(),
-    "rules": Denoise(rules=tuple(map(parse_rule, ("previous_row:refresh=block", "trim:level=changed", "near_rows")))),
+    "rules": Denoise(rules=tuple(map(parse_rule, ("window:refresh=block", "trim:level=changed", "suffix_dropout")))),
     "layer_reuse": Denoise(rules=(parse_rule("layer_reuse:k=2,layers=middle"),)),
     "drafts": parse_decoder("speculative:positions=12,span=4"),
 }

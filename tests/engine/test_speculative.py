@@ -29,7 +29,7 @@ from stepsaver.evaluation.encoding import encode_prompt
 from stepsaver.evaluation.tokenizer import TextTokenizer
 from tests.conftest import GOLDEN, SHARED, sharpened, tiny_config
 from tests.engine.golden_cases import read_golden
-from tests.engine.test_hidden_rows import attended
+from tests.engine.test_suffix_dropout import attended
 
 BLOCK = 8
 SDAR = {"architecture": "SDARForCausalLM", "predicts": "self", "head_norms": True, "qkv_bias": False}

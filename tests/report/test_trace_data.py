@@ -75,7 +75,7 @@ def test_layers_of_a_frame_count_the_row_layers_that_ran(tiny_model: Transformer
             assert carried == step.mlp_run + step.mlp_reused
 
 
-def test_hidden_rows_are_those_after_the_sub_block_and_no_layer_has_them(tiny_model: Transformer) -> None:
+def test_suffix_dropout_are_those_after_the_sub_block_and_no_layer_has_them(tiny_model: Transformer) -> None:
     hidden = set()
     for run in traced(engine_of(tiny_model, "suffix_dropout"))[1]:
         for frame in run["frames"]:

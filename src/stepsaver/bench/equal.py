@@ -1,7 +1,7 @@
 """Configs of a log-likelihood task that are provably equal: computed once, marked, and spot-checked.
 
 A rule acts only if a block takes a second step. If no block does, every config gives the same numbers to the last bit,
-verified drafts aside; running all of them would only look like a result.
+speculative decoding aside; running all of them would only look like a result.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Near rows and light commits: a shortened block is evaluated literally, and faults that break them are caught."""
+"""Suffix dropout and partial commits: a shortened block beside a literal evaluation, and faults that break them."""
 
 from dataclasses import dataclass
 from typing import ClassVar
