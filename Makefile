@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 TORCH := torch==2.13.0
 WORKERS ?= 2
 
-.PHONY: setup demo test test-all test-slurm sanitize lint clean
+.PHONY: setup demo test test-all test-cards test-slurm sanitize lint clean
 
 setup: $(READY)
 
@@ -35,6 +35,11 @@ test-all: lint
 # a fixed share of the engine's tests with kernels under ASan and UBSan; skips with a message without them
 sanitize: setup
 	$(BIN)/python tools/sanitize.py --workers $(WORKERS)
+
+# what a graphics card would be asked, and the code that it would run, without one: kernels compiled for three cards
+test-cards: lint
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/cards triton==3.9.0
+	PYTHONPATH=$(VENV)/cards OMP_NUM_THREADS=1 $(BIN)/pytest tests/engine/test_card_code.py tests/engine/test_null_device.py $(CARDS)
 
 # needs root and the packages slurm-wlm and munge; skips with a message without them
 test-slurm: setup

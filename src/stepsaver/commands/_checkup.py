@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stepsaver.bench.limit import decode_once, measure_machine, random_prompts, step_times
+from stepsaver.commands._card import card_checks
 from stepsaver.commands.doctor import Check
 from stepsaver.engine import registry
 from stepsaver.engine.cache import KeyValueCache
@@ -66,6 +68,8 @@ def check_up(opened: OpenModel) -> Iterable[Check]:
         yield Check("decoding", False, f"{error} in {_name(model.dtype)} on {model.device}")
         return
     yield from _timings(opened, model)
+    if model.device.type == "cuda":
+        yield from card_checks(opened, model, partial(_logits, opened=opened, prompts=prompts))
 
 
 def _checkpoint(opened: OpenModel) -> str:
@@ -160,7 +164,7 @@ def _logits(model: Transformer, opened: OpenModel, prompts: list[tuple[int, ...]
     found = []
     for prompt in prompts:
         rows = len(prompt)
-        kept = {"dtype": model.dtype, "device": model.device}
+        kept = {"dtype": model.dtype, "device": model.device, "backend": model.backend}
         cache = KeyValueCache(model.config, slots=1, capacity=rows, **kept)  # type: ignore[arg-type]
         plan = whole_plan(
             "prefill",
