@@ -132,9 +132,11 @@ def test_a_function_is_compiled_for_so_many_shapes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fused, "SHAPES", 2)
     called: list[int] = []
     limited = fused.Limited(lambda x: x + 1, lambda function: lambda x: called.append(len(x)) or function(x))
-    for count in (3, 4, 5, 3, 5, 4):
-        assert limited(torch.zeros(count)).tolist() == [1.0] * count
-    assert called == [3, 4, 3, 4]
+    for limited.forward in range(fused.OFTEN + 1):
+        for count in (3, 3, 4, 5, 3, 5, 4):  # layers of a forward
+            assert limited(torch.zeros(count)).tolist() == [1.0] * count
+    assert called == [3, 3, 4, 3, 4] * 2, "from the third forward on, and two shapes"
+    assert limited.met.keys() == {((torch.Size([5]), (1,)),)}
 
 
 @pytest.mark.long
@@ -144,11 +146,11 @@ def test_compiled_functions_are_the_forward(family: str, monkeypatch: pytest.Mon
     from torch._dynamo.utils import counters
 
     monkeypatch.setattr(fused, "SHAPES", 3)
+    monkeypatch.setattr(fused, "OFTEN", 1)
     torch._dynamo.reset()
     counters.clear()
     used = compare_forwards(family, compiled, 200)
-    functions = (used.add_and_norm, used.rotate, used.fold, used.pack, used.silu, used.choose)
-    assert 0 < counters["stats"]["unique_graphs"] <= sum(len(each.shapes) for each in functions)
+    assert 0 < counters["stats"]["unique_graphs"] <= sum(len(each.shapes) for each in used.functions)
     assert not counters["graph_break"]
 
 
@@ -158,6 +160,7 @@ def test_compiled_functions_are_the_forward(family: str, monkeypatch: pytest.Mon
 )
 def test_compiled_functions_decode_the_same_tokens(family: str, decoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "SHAPES", 2)
+    monkeypatch.setattr(fused, "OFTEN", 1)
     torch._dynamo.reset()
     compare_decodes(family, DECODERS[decoder], compiled)
 

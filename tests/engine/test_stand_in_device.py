@@ -252,11 +252,13 @@ def test_folded_heads_mix_as_shared_ones_do(is_masked: bool) -> None:
 
 def test_products_are_summed_in_32_bits() -> None:
     products = torch.backends.cuda.matmul
-    flags = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "allow_tf32")
+    flags = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
     for flag in flags:
         setattr(products, flag, True)
+    torch.set_float32_matmul_precision("high")
     decoded(batch_size=1, prompts=PROMPTS[:1])
     assert not any(getattr(products, flag) for flag in flags)
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_forwards_that_read_nothing_wait_before_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor
 from stepsaver.bench.identity import machine_facts
 from stepsaver.bench.limit import decode_once, random_prompts
 from stepsaver.commands.doctor import Check
+from stepsaver.engine.backends import TORCH
 from stepsaver.engine.backends.gpu.choice import check_compile, note_finding
-from stepsaver.engine.backends.gpu.fused import Fused
+from stepsaver.engine.backends.gpu.fused import OFTEN, Fused
 from stepsaver.engine.decoders.chosen import parse_decoder
 from stepsaver.engine.engine import Engine
 from stepsaver.engine.models.linear import Linear
@@ -154,15 +155,20 @@ def _compiled(opened: OpenModel, model: Transformer, logits: Logits) -> tuple[bo
     before = model.fused
     model.fused = None
     eager, eager_seconds = _timed_logits(model.prepare(), logits)
-    model.fused = Fused()
+    model.fused = fused = Fused()
     started = perf_counter()
-    logits(model.prepare())
+    scores = eager.float().to(model.device)
+    model.prepare()
+    for _ in range(OFTEN):
+        logits(model)
+        chosen = fused.argmax(scores, opened.decoding.mask_id)[0]
     compiling = perf_counter() - started
     compiled, seconds = _timed_logits(model, logits)
     model.fused = before
     model.prepare()
     distance = float((compiled - eager).norm() / eager.norm())
     is_equal = distance <= EQUAL.get(model.dtype, 1e-4)
+    is_equal &= torch.equal(chosen, TORCH.argmax(scores, opened.decoding.mask_id)[0])
     note_finding(opened.config, model.dtype, model.device, equal=is_equal)
     return is_equal, (
         f"logits differ from torch's by {distance:.2g} of their norm, rounding as torch does; {seconds:.3g} s beside "

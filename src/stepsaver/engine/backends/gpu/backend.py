@@ -16,7 +16,7 @@ class Gpu(Backend):
         products = torch.backends.cuda.matmul
         products.allow_fp16_reduced_precision_reduction = False
         products.allow_bf16_reduced_precision_reduction = False
-        products.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
 
     def wait(self, device: torch.device) -> None:
         if device.type == "cuda":

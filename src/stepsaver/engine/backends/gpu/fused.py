@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from stepsaver.engine.models.transformer import HeadNorms
 
 Function = Callable[..., Tensor]
-SHAPES = 32  # that a function is compiled for, the first it meets; of others it runs as it is
+SHAPES = 32  # that a function is compiled for; of others it runs as it is
+OFTEN = 3  # forwards that met a shape before it is compiled: those of prompts seldom come again
 PLACES = 512  # caches hold a multiple of so many places, so that those of most calls are of one shape
 
 
@@ -26,17 +27,24 @@ def compiled(function: Function) -> Function:
 
 
 class Limited:
-    """A function that is compiled for some shapes, not for as many as there are."""
+    """A function that is compiled for the shapes that it meets often, not for as many as there are."""
 
     def __init__(self, function: Function, compiler: Callable[[Function], Function]) -> None:
         self.function, self.compiled = function, compiler(function)
         self.shapes: set[Hashable] = set()
+        self.met: dict[Hashable, set[int]] = {}  # the forwards that met a shape that is not compiled
+        self.forward = 0
 
     def __call__(self, *given: Any) -> Tensor:
         shapes = tuple(_shape(each) for each in given)
         if shapes not in self.shapes:
             if len(self.shapes) == SHAPES:
                 return self.function(*given)
+            met = self.met.setdefault(shapes, set())
+            met.add(self.forward)
+            if len(met) < OFTEN:
+                return self.function(*given)
+            del self.met[shapes]
             self.shapes.add(shapes)
         return self.compiled(*given)
 
@@ -51,6 +59,13 @@ class Fused(Gpu):
         self.pack = Limited(functions.pack, compiler)
         self.silu = Limited(functions.silu_product, compiler)
         self.choose = Limited(functions.choose_token, compiler)
+
+        self.functions = (self.add_and_norm, self.rotate, self.fold, self.pack, self.silu, self.choose)
+
+    def begin(self) -> None:
+        super().begin()
+        for each in self.functions:
+            each.forward += 1
 
     def places(self, wanted: int) -> int:
         return -(-wanted // PLACES) * PLACES
