@@ -27,6 +27,7 @@ from stepsaver.engine.plan import whole_plan
 from stepsaver.engine.positions import positions_between
 from stepsaver.engine.rules.rule import parse_rule
 from tests.conftest import GOLDEN, sharpened, tiny_config
+from tests.engine.golden_cases import assert_equal_to_reference, decode_case, read_golden
 
 PROMPTS = [tuple(range(5, 5 + length)) for length in (3, 8, 13, 16, 21)]
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -126,6 +127,17 @@ def test_functions_uncompiled_are_the_forward(family: str) -> None:
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_functions_uncompiled_decode_the_same_tokens(decoder: str) -> None:
     compare_decodes("qwen", DECODERS[decoder], uncompiled)
+
+
+@pytest.mark.parametrize("compiler", [uncompiled, pytest.param(compiled, marks=pytest.mark.long)])
+def test_golden_texts_are_the_references(compiler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "SHAPES", 4)
+    torch._dynamo.reset()
+    model = load_model(GOLDEN, dtype=torch.float64)
+    model.fused = OnCpu(compiler)
+    model.prepare()
+    for case in read_golden(GOLDEN)["cases"]:
+        assert_equal_to_reference(case, decode_case(model, case))
 
 
 def test_a_function_is_compiled_for_so_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
