@@ -90,9 +90,9 @@ def _order(
     alone: list[Segment], groups: list[_PartRows], upload: Upload, *, is_all: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Which packed queries are attended here, if not all are, and where each is in what comes out."""
-    parts = [_PartRows(np.arange(each.start, each.stop), np.arange(each.rows), each.rows) for each in alone] + groups
-    if not parts:
+    if not alone and not groups:
         return None, None
+    parts = [_PartRows(np.arange(each.start, each.stop), np.arange(each.rows), each.rows) for each in alone] + groups
     starts = np.cumsum([0, *(part.padded_count for part in parts)])
     packed = np.concatenate([part.packed for part in parts])
     taken = np.concatenate([start + part.padded for start, part in zip(starts, parts, strict=False)])

@@ -75,13 +75,6 @@ class Step(NamedTuple):
         return [self.start + row for row in position_list(self.plan.predicted)]
 
 
-def run_end(steps: Sequence[Step], first: int) -> int:
-    """The end of the run of layers that begins with `first`. Within it no sample's rows change and no rule is asked."""
-    ends = {run.last for step in steps for run in step.plan.runs}
-    ends |= {step.plan.ask_after + 1 for step in steps if step.plan.ask_after is not None}
-    return min(end for end in ends if end > first)
-
-
 class Projected(NamedTuple):
     """Rows of which queries, keys and values, or both are made. They are turned when their positions have been sent."""
 
@@ -125,13 +118,14 @@ class Packer:
         windows, slots and positions stay the same.
         """
         asked = {step.plan.ask_after + 1 for step in steps if step.plan.ask_after is not None}
+        ends = sorted(asked.union(run.last for step in steps for run in step.plan.runs))
         packed = []
-        while first < len(self.cache.by_layer):
-            last = run_end(steps, first)
-            packed.append((range(first, last), *self._run(steps, first)))
-            if last in asked:
-                break
-            first = last
+        for last in ends:  # within a run no sample's positions change and no rule is asked
+            if last > first:
+                packed.append((range(first, last), *self._run(steps, first)))
+                first = last
+                if last in asked:
+                    break
         self.upload.send()
         windows = tuple(step.plan.window for step in steps)
         return [
