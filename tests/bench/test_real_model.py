@@ -13,7 +13,11 @@ from stepsaver.bench.folders import find_experiment
 from stepsaver.evaluation.task_registry import find_declaration
 
 NAMES = ("10_fast_dllm_v2_7b", "11_fast_dllm_v2_7b_batch_16")
-SIX = ("gsm8k_boxed", "minerva_math_boxed", "ifeval", "humaneval_instruct", "mmlu", "gpqa_main_n_shot")
+TASKS = (
+    *("gsm8k_boxed", "minerva_math_boxed", "ifeval", "humaneval_instruct"),
+    *("mmlu", "mmlu_five_shot", "mmlu_continuation", "mmlu_generative_boxed"),
+    *("gpqa_main_n_shot", "gpqa_main_cot_zeroshot"),
+)
 
 
 def stepsaver(*arguments: str | Path, home: Path) -> subprocess.CompletedProcess[str]:
@@ -26,9 +30,9 @@ def stepsaver(*arguments: str | Path, home: Path) -> subprocess.CompletedProcess
 @pytest.mark.parametrize("name", NAMES)
 def test_the_experiments_are_those_of_the_source_and_more(name: str) -> None:
     experiment = read_experiment(find_experiment(name).folder, layers=28)
-    assert experiment.spec.tasks == SIX
-    assert all(find_declaration(task) for task in SIX)
-    grid = {f"k{k}_{layers}" for k in (2, 3) for layers in ("first", "middle", "last")}
+    assert experiment.spec.tasks == TASKS
+    assert all(find_declaration(task) for task in TASKS)
+    grid = {f"k{k}_{layers}" for k in (1, 2, 3) for layers in ("first", "middle", "last")}
     assert grid < {config.name for config in experiment.configs}
     assert experiment.spec.resources.memory_gb == 64
 
@@ -37,7 +41,10 @@ def test_the_experiments_are_those_of_the_source_and_more(name: str) -> None:
 def test_a_dry_run_without_the_model_says_what_it_lacks(name: str, tmp_path: Path) -> None:
     done = stepsaver("run", name, "--dry-run", home=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.strip().count("\n") == 0
+    *notes, error = done.stderr.splitlines()
+    assert error.startswith("stepsaver: ")
+    left_out = [f"note: {task} is left out: " for task in TASKS]
+    assert all(any(note.startswith(each) for each in left_out) for note in notes)
     assert "is not in the local cache and the hub is out of reach" in done.stderr
 
 

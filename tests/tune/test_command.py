@@ -46,7 +46,7 @@ def short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tuning_says_what_it_came_to_and_goes_on_from_what_is_stored(
     workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = tune(workspace, "--max-drop", "99", "--budget", "8s", "--out", str(tmp_path / "tuned"), "--json")
+    command = tune(workspace, "--max-drop", "99", "--budget", "15s", "--out", str(tmp_path / "tuned"), "--json")
     assert main(command) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["measure"] == "agreement"
