@@ -94,7 +94,7 @@ def test_squares_show_what_the_plan_says(chromium: Any, page: Path) -> None:
             assert count(chromium, ".run:first-child .block .cell:is(.computed, .partly)") == done - before
         assert text(chromium, ".run:first-child dd:nth-of-type(1)") == str(frame["totals"]["tokens"])
     chromium.execute_script("document.querySelector('.block .cell[data-row]').click()")
-    assert text(chromium, ".reading").startswith("row 0, layer 0: ")
+    assert text(chromium, ".reading").startswith("position 0, layer 0: ")
 
 
 def test_rows_that_are_not_there_yet_look_unlike_skipped_ones(
@@ -111,7 +111,7 @@ def test_rows_that_are_not_there_yet_look_unlike_skipped_ones(
     assert count(chromium, ".block .cell.absent") == layers * BLOCK // 2
     assert count(chromium, ".block .cell.skipped") == 0
     chromium.execute_script("document.querySelector('.block .cell.absent').click()")
-    assert text(chromium, ".reading") == "row 4, layer 0: not there yet: neither computed nor attended to"
+    assert text(chromium, ".reading") == "position 4, layer 0: not there yet: neither computed nor attended to"
     slide(chromium, next(place for place, frame in enumerate(frames) if frame["kind"] == "commit"))
     assert count(chromium, ".block .cell.absent") == 0
 

@@ -46,7 +46,7 @@ def test_every_step_can_be_shown(tiny_model: Transformer, rules: tuple[str, ...]
         assert len(each.splitlines()) < 24
     assert "[red]" in shown[0]
     rows = 4 if rules == ("suffix_dropout",) else 8
-    assert shown[0].startswith(f"sample 1 of 3 · block at position 0 · full step · {rows} rows · ")
+    assert shown[0].startswith(f"sample 1 of 3 · block at position 0 · full step · {rows} positions · ")
     assert shown[-1].splitlines()[-1].startswith("20 tokens · ")
 
 
@@ -58,7 +58,9 @@ def test_rows_that_are_not_there_yet_have_a_mark_of_their_own(tiny_model: Transf
 
     def show(event: StepEvent) -> None:
         console.print(watch.view(event))
-        marked = [line for line in console.export_text().splitlines() if line.lstrip().startswith(("row ", "layer"))]
+        marked = [
+            line for line in console.export_text().splitlines() if line.lstrip().startswith(("position ", "layer"))
+        ]
         lines.setdefault(event.plan.hidden, []).extend(marked)
 
     list(engine.generate(PROMPTS, max_new_tokens=20, on_step=show))
@@ -80,7 +82,7 @@ def test_drafts_and_their_verification_can_be_shown(tiny_model: Transformer, tex
     def show(event: StepEvent) -> None:
         console.print(watch.view(event))
         lines = console.export_text().splitlines()
-        (marks,) = (line for line in lines if line.lstrip().startswith("row "))
+        (marks,) = (line for line in lines if line.lstrip().startswith("position "))
         rejected = marks.count("✗")
         drafted = event.masked.bit_count() - 1
         assert rejected == (max(0, drafted - event.unmasked.bit_count()) if "verif" in lines[0] else 0)

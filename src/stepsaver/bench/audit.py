@@ -103,7 +103,7 @@ class CellEvidence:
         return sum(each.row_layers for each in self.timings), sum(each.flops for each in self.timings)
 
     def work_per_step(self) -> float | None:
-        """Returns row-layers, those of commits too: some rules leave out nothing but rows of commits."""
+        """Returns positions x layers, those of commits too: some rules leave out nothing but rows of commits."""
         steps = sum(each.denoising_steps for each in self.timings)
         counted = (*COMPUTED_STEPS, "commit")
         kinds = [figures for each in self.timings for kind, figures in each.by_kind.items() if kind in counted]
@@ -305,7 +305,7 @@ def _reuse(task: TaskEvidence) -> Iterator[Said]:
         if could and ours is not None and theirs is not None and ours >= theirs:
             yield (
                 "invalid",
-                f"{cell.name} claims reuse and runs {ours:.0f} row-layers a step with commits, not under {theirs:.0f}",
+                f"{cell.name} claims reuse and runs {ours:.0f} positions x layers a step, not under {theirs:.0f}",
             )
 
 

@@ -85,7 +85,7 @@ def follow(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> SpotCheck
 
 
 def spot_check(cell: CellRun, leader: CellRun, chunks: Sequence[Chunk]) -> SpotCheck:
-    """Computes some requests under the config's own rules. Returns which ones differ, and the row-layers they took."""
+    """Computes some requests under the config's own rules. Returns which ones differ, and the work they took."""
     requests: list[Instance] = []
     for chunk in chunks:
         if len(requests) >= SPOT_CHECKED:

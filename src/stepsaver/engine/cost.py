@@ -93,7 +93,7 @@ def trace_cost(config: ModelConfig, trace: Trace, bytes_per_number: int, bytes_p
 
 
 def cost_by_kind(config: ModelConfig, trace: Trace) -> dict[str, dict[str, float]]:
-    """Steps, row-layers and operations of each kind of step."""
+    """Steps, positions x layers and operations of each kind of step."""
     totals: dict[str, dict[str, float]] = {}
     for entry in trace.entries:
         total = totals.setdefault(entry.kind, {"steps": 0, "row_layers": 0, "row_layers_reused": 0, "flops": 0.0})

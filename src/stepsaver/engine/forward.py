@@ -43,7 +43,7 @@ Ask = Callable[[Sequence[Step], Tensor], Sequence[Step]]
 
 @dataclass
 class Executed:
-    """What the sublayers did, counted from their input tensors: row-layers, and layers that ran on any row."""
+    """What the sublayers did, counted from their input tensors: positions x layers, and layers that ran on any row."""
 
     attention: int = 0
     keys_values: int = 0

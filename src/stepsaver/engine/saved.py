@@ -31,7 +31,7 @@ class SavedPositions:
 
 
 def _work(done: StepPlan | SampleStep) -> int:
-    """In row-layers of attention and of the MLP."""
+    """In positions x layers of attention and of the MLP."""
     return done.attention_run + done.mlp_run
 
 

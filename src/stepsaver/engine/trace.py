@@ -93,7 +93,7 @@ class Trace:
 
     @property
     def prefill_seconds(self) -> float:
-        """Seconds of prefill. A forward that also does other work is split by MLP row-layers, the most operations."""
+        """Seconds of prefill. A forward that also does other work is split by the MLP, the most operations."""
         return sum(record.seconds * _prefill_share(record) for record in self.records)
 
     @property

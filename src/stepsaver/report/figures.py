@@ -180,7 +180,7 @@ def _accuracy_speed_for_paper(task: ReportTask, axes: Any) -> None:
 
 
 def work(task: ReportTask) -> dict[str, dict[str, float]]:
-    """Returns, by kind of step and then by config, the row-layers that were computed, and last those reused."""
+    """Returns, by kind of step and then by config, the positions x layers that were computed, and last those reused."""
     costs = {each.config: each.cost for each in task.summaries}
     done = {
         kind: {name: cost.by_kind.get(kind, {}).get("row_layers", 0.0) for name, cost in costs.items()}
@@ -200,13 +200,13 @@ def _work_for_page(task: ReportTask) -> PlotlyFigure:
             "x": list(by_config.values()),
             "name": WORK[kind][0],
             "marker": {"color": WORK[kind][1]},
-            "hovertemplate": "%{y}, " + WORK[kind][0] + ": %{x:,.4~g} row-layers<extra></extra>",
+            "hovertemplate": "%{y}, " + WORK[kind][0] + ": %{x:,.4~g} positions x layers<extra></extra>",
         }
         for kind, by_config in work(task).items()
     ]
     axis = {"autorange": "reversed", "type": "category"}
     more = {"barmode": "stack", "bargap": 0.3, "yaxis": axis}
-    return {"data": traces, "layout": layout("row-layers", "", **more), "height": 120 + 26 * len(task.done)}
+    return {"data": traces, "layout": layout("positions x layers", "", **more), "height": 120 + 26 * len(task.done)}
 
 
 def _work_for_paper(task: ReportTask, axes: Any) -> None:
@@ -217,7 +217,7 @@ def _work_for_paper(task: ReportTask, axes: Any) -> None:
         left = [one + other for one, other in zip(left, by_config.values(), strict=True)]
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("row-layers")
+    axes.set_xlabel("positions x layers")
     axes.legend(fontsize=7)
 
 

@@ -40,8 +40,8 @@ CAPTION = (
     "sample, measured beside the config's baseline on the same chunks: a mean of log ratios, with chunks and sessions "
     "as crossed random effects; tokens/s is the median over these chunks. Over AR: likewise, over autoregressive "
     "decoding by the same engine, a reference that is not judged. A control does exactly the baseline's work. "
-    "Predicted: what the executed operations would give. Left out: the share of the baseline's row-layers that were "
-    "not computed."
+    "Predicted: what the executed operations would give. Left out: the share of the baseline's positions in all "
+    "layers that were not computed."
 )
 DROP_BY = {
     "score": "The drop's interval is Tango's, of paired shares.",

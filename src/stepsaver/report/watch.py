@@ -81,7 +81,7 @@ class Watch:
         plan, sample = event.plan, event.sample
         return Text(
             f"sample {sample.index + 1} of {self._samples} · block at position {event.start} · "
-            f"{KINDS[plan.kind]} · {plan.positions} rows · {event.unmasked.bit_count()} unmasked",
+            f"{KINDS[plan.kind]} · {plan.positions} positions · {event.unmasked.bit_count()} unmasked",
             style="bold",
         )
 
@@ -122,7 +122,7 @@ def _rows(event: StepEvent) -> Table:
     line = Text()
     for row in range(size):
         line.append(*_row_mark(event, row, width))
-    grid.add_row("row", line)
+    grid.add_row("position", line)
     for run in event.plan.runs:
         line = Text()
         for row in range(size):
@@ -193,5 +193,5 @@ def _totals(event: StepEvent) -> Text:
     reused = sum(step.mlp_reused for step in steps)
     return Text(
         f"{len(event.sample.generated):,} tokens · {sum(step.rows > 0 for step in steps):,} forwards · "
-        f"row-layers: {attention:,} attention, {mlp:,} MLP, {reused:,} reused"
+        f"positions x layers: {attention:,} attention, {mlp:,} MLP, {reused:,} reused"
     )

@@ -10,8 +10,8 @@ const KINDS = {
 const FIGURES = [
   ["tokens", "tokens", null],
   ["forwards", "forwards", null],
-  ["attention row-layers", "attention_run", "attention_reused"],
-  ["MLP row-layers", "mlp_run", "mlp_reused"],
+  ["attention, positions x layers", "attention_run", "attention_reused"],
+  ["MLP, positions x layers", "mlp_run", "mlp_reused"],
 ];
 
 const byId = (id) => document.getElementById(id);
@@ -65,7 +65,7 @@ class Panel {
     this.block = make("div", "block", this.root);
     this.block.setAttribute("role", "img");
     const axis = make("div", "block-line axis", this.block);
-    make("span", "number", axis, "row");
+    make("span", "number", axis, "position");
     make("span", "token", axis, "token");
     make("span", "confidence", axis, "layer");
     const numbers = make("span", "cells", axis);
@@ -140,11 +140,11 @@ class Panel {
       parts.push(`positions ${frame.start} to ${frame.start + frame.rows - 1} in every layer`);
     } else {
       const found = frame.kind === "commit" ? "next block's first token" : parseRows(frame.unmasked).size;
-      parts.push(`block at position ${frame.start}`, plural(frame.rows, "row"), `unmasked: ${found}`);
+      parts.push(`block at position ${frame.start}`, plural(frame.rows, "position"), `unmasked: ${found}`);
     }
     if (isOver) parts.unshift(`finished (${this.run.finish})`);
     this.status.textContent = parts.join(" · ");
-    this.block.setAttribute("aria-label", `rows and layers: ${parts.join(", ")}`);
+    this.block.setAttribute("aria-label", `positions and layers: ${parts.join(", ")}`);
   }
 
   showLines() {
@@ -210,7 +210,7 @@ class Panel {
     const detail = `attention ${part(attention)}, MLP ${part(mlp)}, keys and values ${keys ? "written" : "kept"}`;
     const changed = parseRows(this.frame.changed).has(row) ? ", changed" : "";
     const done = { skipped: "skipped", absent: "not there yet: neither computed nor attended to" }[name] ?? detail;
-    this.reading.textContent = `row ${row}${changed}, layer ${layer}: ${done}`;
+    this.reading.textContent = `position ${row}${changed}, layer ${layer}: ${done}`;
   }
 
   showText() {
