@@ -32,28 +32,6 @@ def test_what_generate_takes_is_written_in_three_places_and_is_the_same() -> Non
         assert asked[name].annotation == taken[name].annotation == kind
 
 
-TYPED = """
-import stepsaver
-model = stepsaver.load()
-one: str = model.generate("a", rules="trim")
-many: list[str] = model.generate(["a", "b"])
-answer: stepsaver.Answer = model.generate("a", details=True)
-answers: list[stepsaver.Answer] = model.generate([[1, 2]], details=True)
-flag: bool = bool(input())
-either = model.generate("a", details=flag, ids=flag)
-pieces = [piece.text for piece in model.stream("a", ids=flag)]
-model.generate("a", max_new_tokens="8")  # E
-"""
-
-
-def test_types_follow_the_arguments(tmp_path: Path) -> None:
-    pytest.importorskip("mypy")
-    (tmp_path / "typed.py").write_text(TYPED)
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "typed.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert [line.split(":")[1] for line in done.stdout.splitlines() if " error: " in line] == ["11"], done.stdout
-
-
 def test_texts_come_in_the_prompts_order_whatever_finishes_first(embedded: stepsaver.Model) -> None:
     alone = [embedded.generate(prompt, max_new_tokens=48) for prompt in PROMPTS]
     for batch_size in (1, 3):
