@@ -37,7 +37,7 @@ def test_the_experiments_are_those_of_the_source_and_more(name: str) -> None:
     assert experiment.spec.resources.memory_gb == 64
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
 def test_a_dry_run_without_the_model_says_what_it_lacks(name: str, tmp_path: Path) -> None:
     done = stepsaver("run", name, "--dry-run", home=tmp_path)
     assert done.returncode == 2

@@ -79,6 +79,7 @@ def test_a_task_that_cannot_be_loaded_does_not_end_the_others(
     assert main([*command, "--task", "gpqa_main_n_shot", "--data-dir", str(tmp_path)]) == 2
 
 
+@pytest.mark.long
 def test_a_repeat_goes_on_from_what_is_timed(repeated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {config: timings(repeated, config) for config in CONFIGS}
     run(repeated, LIMIT, "--repeats", str(REPEATS))

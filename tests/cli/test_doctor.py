@@ -30,7 +30,7 @@ def test_the_embedded_model_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
         assert " ms at batch 1, " in found[kind]["says"]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.long), "float64"])
 def test_other_precisions_are_compared_with_float32(capsys: pytest.CaptureFixture[str], dtype: str) -> None:
     """A folder without a tokenizer is decoded from ids."""
     code, found = findings(capsys, "--model", str(GOLDEN), "--dtype", dtype)

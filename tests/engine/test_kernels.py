@@ -174,7 +174,7 @@ def test_places_and_segments_outside_a_cache_are_refused(
     segments = None
     if segment is not None:
         start, stop, slot, *view = segment
-        segments = Attending(torch.tensor([(start, stop, slot)]), torch.tensor([view] * 2), (), ())
+        segments = Attending(torch.tensor([(start, stop, slot)]), torch.tensor([view] * 2), (), (), None, None)
     before = projected.clone(), stored.clone()
     with pytest.raises(IndexError, match="outside the tensor that it is for"):
         kernels.attend(projected, rotations(2, 8, 0), stored, places, segments)
@@ -295,7 +295,7 @@ def test_a_query_is_mixed_bit_for_bit_alike_alone_and_among_others(
 )
 def test_what_lies_outside_the_cache_is_refused(segment: tuple[int, int, int], view: tuple[int, int, int]) -> None:
     stored = torch.zeros(2, 2, 32, 16)
-    outside = Attending(torch.tensor([segment]), torch.tensor([view] * 2), (), ())
+    outside = Attending(torch.tensor([segment]), torch.tensor([view] * 2), (), (), None, None)
     with pytest.raises(IndexError):
         kernels.attend(torch.ones(2, 3 * 16), rotations(2, 16, 0), stored, None, outside)
 
@@ -449,7 +449,7 @@ def test_attention_is_the_same_with_narrower_vectors(width: int) -> None:
 def attending(segments: Sequence[tuple[int, int, int, Sequence[tuple[int, int, int]]]]) -> Attending:
     """Samples by start, stop, slot and what each of their queries sees."""
     views = [view for *_, each in segments for view in each]
-    return Attending(torch.tensor([each[:3] for each in segments]), torch.tensor(views), (), ())
+    return Attending(torch.tensor([each[:3] for each in segments]), torch.tensor(views), (), (), None, None)
 
 
 def mix_numbers(width: int) -> torch.Tensor:

@@ -13,11 +13,13 @@ import torch
 from lm_eval.api.instance import Instance
 
 from stepsaver.bench.documents import DecodingIdentity, Identity, Timing
-from stepsaver.bench.experiment import OWN_DECODING, ConfigSpec, Experiment
+from stepsaver.bench.experiment import OWN_DECODING, ConfigSpec, Experiment, ExperimentSpec
 from stepsaver.bench.folders import task_folder
 from stepsaver.bench.identity import folder_hash, gpu_name, library_versions, peak_memory, plugin_hashes, source_hash
 from stepsaver.bench.timings import predicted_seconds
 from stepsaver.engine import registry
+from stepsaver.engine.backends import Backend, backend_for
+from stepsaver.engine.backends.gpu.choice import fused_backend
 from stepsaver.engine.cost import cost_by_kind, trace_cost
 from stepsaver.engine.curve import Curve, measure_curve
 from stepsaver.engine.decoding_settings import DecodingSettings
@@ -260,6 +262,12 @@ def data_hash(chunks: Sequence[Chunk]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _backend(spec: ExperimentSpec, session: "Session") -> Backend:
+    """What runs the operations, also where a dry run has the outline of a model alone."""
+    of = session.model.dtype, session.device
+    return fused_backend(spec.compile, session.model.config, *of) or backend_for(*of)
+
+
 @dataclass(frozen=True)
 class TaskRun:
     """What identifies a cell besides its config: task, limit and everything that changes numbers."""
@@ -290,7 +298,7 @@ class TaskRun:
             layers=session.model.config.layers,
             source=source_hash(),
             libraries=library_versions(),
-            kernels=session.model.backend.has_kernels,
+            kernels=_backend(spec, session).has_kernels,
             weights=session.weights,
             decode=decoder.text,
             rules=[registry.describe(rule) for rule in decoder.rules],
