@@ -72,8 +72,10 @@ class Attending(NamedTuple):
     views: Tensor | None  # [N, 3], of all queries if there are segments: how many places it sees, and the gap
     alone: tuple[Alone, ...]
     grouped: tuple[PaddedGroup, ...]
-    rows: Tensor | None  # the queries that are in no segment; None: all
-    taken: Tensor | None  # where each of these is in what comes out, of those alone and then of groups; None: in order
+    rows: Tensor | None = None  # the queries that are in no segment; None: all
+    taken: Tensor | None = (
+        None  # where each of these is in what comes out, of those alone and then of groups; None: in order
+    )
 
 
 class AttentionRows(NamedTuple):
