@@ -73,9 +73,7 @@ class Attending(NamedTuple):
     alone: tuple[Alone, ...]
     grouped: tuple[PaddedGroup, ...]
     rows: Tensor | None = None  # the queries that are in no segment; None: all
-    taken: Tensor | None = (
-        None  # where each of these is in what comes out, of those alone and then of groups; None: in order
-    )
+    taken: Tensor | None = None  # where each of these is in what comes out, alone and then in groups; None: in order
 
 
 class AttentionRows(NamedTuple):
