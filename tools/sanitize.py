@@ -20,7 +20,7 @@ KERNELS = PACKAGE / "engine" / "backends" / "cpu"
 FLAGS = ["-shared", "-fPIC", "-O2", "-g", "-w", "-Wno-psabi", "-fopenmp"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
-TESTED = ("kernels", "tiles", "layers", "hidden_rows", "random_configurations")
+TESTED = ("kernels", "tiles", "layers", "suffix_dropout", "random_configurations")
 SHARE = [f"tests/engine/test_{name}.py" for name in TESTED]
 # Python and torch leave memory behind, and a refused allocation of a test returns nothing, as without the sanitizer.
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
