@@ -118,3 +118,9 @@ def test_a_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"stepsaver {stepsaver.__version__}\n"
+
+
+def test_what_the_sanitizers_run_is_there() -> None:
+    from tools.sanitize import SHARE
+
+    assert [path for path in SHARE if not (Path(__file__).parents[1] / path).is_file()] == []
