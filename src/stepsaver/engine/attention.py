@@ -42,7 +42,7 @@ class Segment(NamedTuple):
     @property
     def seen(self) -> int:
         """The places that the queries see together."""
-        return int(self.views[:, 0].max())
+        return int(self.views[0, 0] if len(self.views) == 1 else self.views[:, 0].max())
 
 
 def plan_attending(segments: Sequence[Segment], cache: KeyValueCache, upload: Upload) -> Attending:
@@ -64,12 +64,15 @@ def plan_attending(segments: Sequence[Segment], cache: KeyValueCache, upload: Up
             groups.setdefault(alike, []).append(each)
         else:
             alone.append(each)
+    described = torch.tensor([each[:3] for each in own]) if own else None
+    if len(own) == len(segments):
+        return Attending(described, _views(segments) if own else None, (), (), None, None)
     alone += [group[0] for group in groups.values() if len(group) == 1]
     alone.sort()
     together = [_padded_group(group, segments[-1].stop, cache, upload) for group in groups.values() if len(group) > 1]
     rows, taken = _order(alone, [rows for _, rows in together], upload, is_all=not own)
     return Attending(
-        torch.tensor([each[:3] for each in own]) if own else None,
+        described,
         _views(segments) if own else None,
         tuple(_alone(each, cache, upload) for each in alone),
         tuple(group for group, _ in together),
@@ -102,7 +105,8 @@ def _order(
 
 
 def _views(segments: Sequence[Segment]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(np.concatenate([_of_each(segment) for segment in segments])))
+    counts = [count for each in segments for count in ([each.rows] if len(each.views) == 1 else [1] * each.rows)]
+    return torch.from_numpy(np.concatenate([each.views for each in segments]).repeat(counts, axis=0))
 
 
 def _of_each(segment: Segment) -> Index:

@@ -75,7 +75,8 @@ def run_layers(
     """Runs packed rows through consecutive layers, in place: all sublayers of all rows, or in small layers whose deltas
     are kept some of the rows of each. Returns the rows that go on. None: it cannot, and nothing has changed.
     """
-    attending = None if run.attended is None else run.attended.attending
+    written, attended = run.written, run.attended
+    attending = None if attended is None else attended.attending
     if attending is not None and (attending.alone or attending.grouped):
         return None
     is_reusing = not run.is_whole
@@ -101,11 +102,11 @@ def run_layers(
         h_ND.data_ptr(),
         going.data_ptr(),
         cache.by_layer[span.start].data_ptr(),
-        *_rotation(run.written, packed.config.head_dim),
-        *_rotation(run.attended, packed.config.head_dim),
-        None if run.written is None else address(run.written.places),
+        *_rotation(written, packed.config.head_dim),
+        *_rotation(attended, packed.config.head_dim),
+        None if written is None else address(written.places),
         *segment_fields(attending, attention.size),
-        _subset(None if run.written is None else run.written.rows),
+        _subset(None if written is None else written.rows),
         _subset(attention),
         _subset(mlp),
         _subset(run.attention.reused),
