@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from stepsaver.engine.batch import StepEvent
 from stepsaver.engine.decoders.autoregressive import Autoregressive
-from stepsaver.engine.decoders.budget import RATE, WORTHLESS, Acceptance, Budget, Costs, allocate, best_budget, expected
+from stepsaver.engine.decoders.budget import (
+    RATE,
+    START,
+    WORTHLESS,
+    Acceptance,
+    Budget,
+    Costs,
+    allocate,
+    best_budget,
+    expected,
+)
 from stepsaver.engine.decoders.chosen import chosen_decoder, parse_decoder
 from stepsaver.engine.decoders.speculative import Speculative, Tokens
 from stepsaver.engine.decoding_settings import resolve_decoding
@@ -431,11 +441,11 @@ def test_acceptance_is_the_models_confidence_until_something_was_seen() -> None:
     seen = Acceptance()
     confidence = np.array([0.2, 0.6, 0.97])
     assert seen.chances(confidence).tolist() == confidence.tolist()
-    assert seen.mean == RATE
+    assert seen.mean == pytest.approx(START)
     for _ in range(2):
         seen.note(np.array([0.97, 0.98, 0.6, 0.2]), 2)  # two right, the third wrong, the fourth not known
     assert seen.chances(confidence).tolist() == pytest.approx([0.2, 8 * 0.6 / 10, (4 + 8 * 0.97) / 12])
-    assert seen.mean == pytest.approx((4 + 8 * RATE) / (6 + 8))
+    assert seen.mean == pytest.approx((4 + 8 * START) / (6 + 8))
 
 
 @pytest.mark.parametrize("budget", [Budget(12, 8), Budget(30, 16), Budget(0, 5)])

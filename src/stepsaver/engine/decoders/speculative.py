@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stepsaver.engine.batch import BatchContext, Branch, Outcome, ScheduledStep, StepEvent
 from stepsaver.engine.checks import assert_written, new_stamps, stamp_positions
-from stepsaver.engine.decoders.budget import MOST, Acceptance, Budget, Costs, allocate, best_budget
+from stepsaver.engine.decoders.budget import MOST, PLANNING, Acceptance, Budget, Costs, allocate, best_budget
 from stepsaver.engine.decoders.decoder import Decoder, fresh_block
 from stepsaver.engine.decoding_settings import DecodingSettings
 from stepsaver.engine.defaults import Estimator
@@ -197,10 +197,15 @@ class Speculative(Decoder):
         curve = batch.curve
         if curve is None:
             return Budget(UNMEASURED, self.span)
-        chance, seen = round(sample.acceptance.mean, 1), -(-sample.known // 64) * 64
+        acceptance = batch.remembered.setdefault("acceptance", Acceptance())  # of all samples
+        chance, seen = min(round(acceptance.mean * 20) / 20, 0.98), -(-sample.known // 64) * 64
         if (chance, seen) not in batch.remembered:
             batch.remembered[chance, seen] = best_budget(
-                chance, self.span, _costs(batch), lambda positions: curve.seconds(batch.slots * positions, seen)
+                chance,
+                self.span,
+                _costs(batch),
+                lambda positions: curve.seconds(batch.slots * positions, seen),
+                planning=PLANNING * batch.slots,
             )
         return batch.remembered[chance, seen]
 
@@ -287,6 +292,8 @@ class Speculative(Decoder):
         written, drafted = _split(made, branches, is_mixed=not batch.decoding.prediction.opens_blocks)
         agreed = _agreed(draft.ids, written.ids)
         sample.acceptance.note(draft.confidence, agreed)
+        if self.needs_curve:
+            batch.remembered.setdefault("acceptance", Acceptance()).note(draft.confidence, agreed)
         new = written[: min(agreed + 1, limit - known)]
         sample.final = known + agreed
         guess = written[len(new.ids) : agreed + 1]
