@@ -29,7 +29,7 @@ QUESTION = "Do the ways that pay, against the same baseline?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--limit", type=int, default=256, metavar="N", help="how many problems (default: 256)")
+    parser.add_argument("--limit", type=int, default=512, metavar="N", help="how many problems (default: 512)")
 
 
 def run(options: argparse.Namespace) -> int:
