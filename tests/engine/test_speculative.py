@@ -482,6 +482,13 @@ def test_the_budget_that_pays(seconds: Callable[[float], float], least: int, mos
     assert least <= found.positions <= most
 
 
+def test_what_the_host_takes_for_branches_counts_against_them() -> None:
+    """Where positions are free branches pay, unless planning them takes as long as a forward."""
+    found = [best_budget(0.8, 16, Costs(), lambda positions: 1.0, planning).positions for planning in (0.0, 0.2, 4.0)]
+    assert found[0] == found[1] >= 60
+    assert found[2] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
